@@ -1,0 +1,186 @@
+// Package subject names every NATS subject that Sandtrail uses. No other package spells one out: an auditor reads this one.
+package subject
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Roots of the subject tree and what their streams capture.
+const (
+	Events   = "evt.>"
+	Commands = "cmd.>"
+	Outputs  = "out.>"
+	Dead     = "dlq.>"
+	// LivePrefix is put before an event's or a chunk's subject by RePublish of its stream.
+	LivePrefix = "live."
+)
+
+// Kind of aggregate.
+type Kind string
+
+const (
+	KindSandbox   Kind = "sandbox"
+	KindExec      Kind = "exec"
+	KindTenant    Kind = "tenant"
+	KindWorkspace Kind = "workspace"
+)
+
+// token is what one level of a subject may hold: 1 to 64 characters, so that six levels stay under the 256 bytes that NATS advises.
+var token = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// ValidToken reports whether s may stand as one level of a subject: tenant ids, sandbox ids, exec ids, worker names.
+func ValidToken(s string) bool { return token.MatchString(s) }
+
+// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), or the exec's (KindExec, with Sandbox set),
+// and empty for KindTenant.
+type Aggregate struct {
+	Kind    Kind
+	Tenant  string
+	Sandbox string
+	ID      string
+}
+
+// Sandbox is the aggregate of a sandbox.
+func Sandbox(tenant, id string) Aggregate {
+	return Aggregate{Kind: KindSandbox, Tenant: tenant, Sandbox: id, ID: id}
+}
+
+// Exec is the aggregate of an exec.
+func Exec(tenant, sandbox, id string) Aggregate {
+	return Aggregate{Kind: KindExec, Tenant: tenant, Sandbox: sandbox, ID: id}
+}
+
+// Workspace is the aggregate of a sandbox's workspace; its id is the sandbox's.
+func Workspace(tenant, sandbox string) Aggregate {
+	return Aggregate{Kind: KindWorkspace, Tenant: tenant, Sandbox: sandbox, ID: sandbox}
+}
+
+// Tenant is the aggregate of a tenant.
+func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant: tenant} }
+
+// Subject is where the aggregate's whole history stands:
+//
+//	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
+func (a Aggregate) Subject() string {
+	switch a.Kind {
+	case KindExec:
+		return "evt." + a.Tenant + ".exec." + a.Sandbox + "." + a.ID
+	case KindTenant:
+		return "evt." + a.Tenant + ".tenant"
+	default:
+		return "evt." + a.Tenant + "." + string(a.Kind) + "." + a.ID
+	}
+}
+
+// Validate says whether every part may stand in a subject.
+func (a Aggregate) Validate() error {
+	parts := []string{a.Tenant}
+	switch a.Kind {
+	case KindSandbox, KindWorkspace:
+		parts = append(parts, a.ID)
+	case KindExec:
+		parts = append(parts, a.Sandbox, a.ID)
+	case KindTenant:
+	default:
+		return fmt.Errorf("aggregate kind %q is unknown", a.Kind)
+	}
+	for _, p := range parts {
+		if !ValidToken(p) {
+			return fmt.Errorf("%q cannot be part of a subject: 1 to 64 of A-Z a-z 0-9 _ -", p)
+		}
+	}
+	return nil
+}
+
+// ParseEvent is the inverse of Aggregate.Subject. It takes a live subject too.
+func ParseEvent(s string) (Aggregate, error) {
+	t := strings.Split(strings.TrimPrefix(s, LivePrefix), ".")
+	bad := fmt.Errorf("%q is not the subject of an event", s)
+	if len(t) < 3 || t[0] != "evt" {
+		return Aggregate{}, bad
+	}
+	var a Aggregate
+	switch {
+	case t[2] == string(KindTenant) && len(t) == 3:
+		a = Tenant(t[1])
+	case t[2] == string(KindSandbox) && len(t) == 4:
+		a = Sandbox(t[1], t[3])
+	case t[2] == string(KindWorkspace) && len(t) == 4:
+		a = Workspace(t[1], t[3])
+	case t[2] == string(KindExec) && len(t) == 5:
+		a = Exec(t[1], t[3], t[4])
+	default:
+		return Aggregate{}, bad
+	}
+	if a.Validate() != nil {
+		return Aggregate{}, bad
+	}
+	return a, nil
+}
+
+// Filters of events.
+
+// AllSandboxes matches every sandbox's events: evt.*.sandbox.*
+func AllSandboxes() string { return "evt.*.sandbox.*" }
+
+// AllExecs matches every exec's events: evt.*.exec.*.*
+func AllExecs() string { return "evt.*.exec.*.*" }
+
+// AllWorkspaces matches every workspace's events: evt.*.workspace.*
+func AllWorkspaces() string { return "evt.*.workspace.*" }
+
+// OfTenant matches every event of a tenant: evt.<tenant>.>
+func OfTenant(tenant string) string { return "evt." + tenant + ".>" }
+
+// AnyTenantSandbox matches a sandbox whose tenant is not known: evt.*.sandbox.<id>
+func AnyTenantSandbox(id string) string { return "evt.*.sandbox." + id }
+
+// ExecsOf matches the events of a sandbox's execs: evt.<tenant>.exec.<sandbox>.*
+func ExecsOf(tenant, sandbox string) string { return "evt." + tenant + ".exec." + sandbox + ".*" }
+
+// Commands.
+
+// SandboxCommand: cmd.sandbox.<tenant>.<id>
+func SandboxCommand(tenant, id string) string { return "cmd.sandbox." + tenant + "." + id }
+
+// SandboxCommands: cmd.sandbox.>
+func SandboxCommands() string { return "cmd.sandbox.>" }
+
+// WorkerCommand: cmd.worker.<worker>.<tenant>.<id>
+func WorkerCommand(worker, tenant, id string) string {
+	return "cmd.worker." + worker + "." + tenant + "." + id
+}
+
+// WorkerCommands: cmd.worker.<worker>.>
+func WorkerCommands(worker string) string { return "cmd.worker." + worker + ".>" }
+
+// ExecCommand: cmd.exec.<worker>.<tenant>.<sandbox>.<exec>
+func ExecCommand(worker, tenant, sandbox, exec string) string {
+	return "cmd.exec." + worker + "." + tenant + "." + sandbox + "." + exec
+}
+
+// ExecCommands: cmd.exec.<worker>.>
+func ExecCommands(worker string) string { return "cmd.exec." + worker + ".>" }
+
+// Output.
+
+// Output is where the chunks of an exec stand: out.<tenant>.<sandbox>.<exec>
+func Output(tenant, sandbox, exec string) string { return "out." + tenant + "." + sandbox + "." + exec }
+
+// Live is where RePublish of a stream repeats what it stored: live.<subject>
+func Live(s string) string { return LivePrefix + s }
+
+// Files is where a worker answers FileCall requests: svc.files.<worker>.<tenant>.<sandbox>
+func Files(worker, tenant, sandbox string) string {
+	return "svc.files." + worker + "." + tenant + "." + sandbox
+}
+
+// FilesOf: svc.files.<worker>.>
+func FilesOf(worker string) string { return "svc.files." + worker + ".>" }
+
+// DeadLetter: dlq.<service>.<consumer>.<original subject>
+func DeadLetter(service, consumer, original string) string {
+	return "dlq." + service + "." + consumer + "." + original
+}

@@ -1,0 +1,15 @@
+module github.com/sandtrail/sandtrail/services/lifecycle
+
+go 1.26.3
+
+replace (
+	github.com/sandtrail/sandtrail/proto => ../../proto
+	github.com/sandtrail/sandtrail/libs => ../../libs
+	github.com/sandtrail/sandtrail/toolbox => ../../toolbox
+)
+
+require (
+	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/toolbox v0.0.0-00010101000000-000000000000
+)

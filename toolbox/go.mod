@@ -1,0 +1,11 @@
+module github.com/sandtrail/sandtrail/toolbox
+
+go 1.26.3
+
+replace (
+	github.com/sandtrail/sandtrail/proto => ../proto
+)
+
+require (
+	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
+)
