@@ -1,0 +1,72 @@
+# Sandtrail. `make help` lists the targets.
+
+GO      ?= go
+STATE   ?= .sandtrail
+BIN     := bin
+LDFLAGS := -s -w -X github.com/sandtrail/sandtrail/cmd/sandtrail/internal/version.Version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail tests/e2e tests/bench
+SERVICES := gateway lifecycle exec usage gc
+TIMEOUT ?= 20m
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/sandtrail, bin/toolbox and one binary for each service
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/toolbox ./toolbox/cmd/toolbox
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail ./cmd/sandtrail
+	@for s in $(SERVICES); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail-$$s ./services/$$s/cmd/$$s || exit 1; done
+
+.PHONY: up
+up: build ## Set up what is missing and serve on localhost:50051
+	$(BIN)/sandtrail up --state $(STATE)
+
+.PHONY: quickstart
+quickstart: build ## Run the quickstart against a running `make up`, showing each step and answer
+	@scripts/quickstart.sh
+
+.PHONY: test
+test: ## Get what the tests need and run every one
+	@scripts/host-packages.sh
+	$(GO) build -o /dev/null ./cmd/sandtrail
+	$(GO) test -timeout $(TIMEOUT) -p 1 work
+
+.PHONY: test-short
+test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built
+	$(GO) test -short -timeout 5m work
+
+.PHONY: bench
+bench: build ## Measure against baselines in the same run and print the table
+	$(GO) run ./tests/bench/cmd/bench
+
+.PHONY: vet
+vet: ## Check formatting, vet, and that every module stands alone
+	@out=$$(gofmt -l $(MODULES)); if [ -n "$$out" ]; then echo "gofmt: $$out"; exit 1; fi
+	$(GO) build work
+	$(GO) vet work
+	@for m in $(MODULES); do echo "module $$m"; (cd $$m && GOWORK=off $(GO) build ./... && GOWORK=off $(GO) mod tidy -diff) || exit 1; done
+
+.PHONY: lint
+lint: ## Run golangci-lint and buf lint (slow the first time: both are built from source)
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf lint
+
+.PHONY: breaking
+breaking: ## Compare the contracts with those of main
+	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf breaking --against '../.git#branch=main,subdir=proto'
+
+.PHONY: generate
+generate: ## Make proto/gen/go anew (slow the first time: buf is built from source)
+	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf generate
+
+.PHONY: tidy
+tidy: ## Tidy every module
+	@for m in $(MODULES); do (cd $$m && GOWORK=off $(GO) mod tidy) || exit 1; done
+
+.PHONY: clean
+clean: ## Remove what build made (not the state directory)
+	rm -rf $(BIN)
