@@ -1,0 +1,67 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/wire"
+)
+
+// Stream is the output of one exec, from the offsets of its Attach on. One goroutine receives; Close may come from any.
+type Stream struct {
+	ctx   context.Context
+	conn  net.Conn
+	stop  func() bool
+	ended bool
+}
+
+// Attach asks for the output of an exec and does not wait for any: an unknown exec is the first Recv's error. When ctx ends
+// the connection is closed at once and Recv returns the context's error.
+func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (*Stream, error) {
+	conn, err := c.open(ctx, "attach")
+	if err != nil {
+		return nil, err
+	}
+	s := &Stream{ctx: ctx, conn: conn}
+	s.stop = context.AfterFunc(ctx, func() { conn.Close() })
+	req := &toolboxv1.Request{Token: c.token, Call: &toolboxv1.Request_Attach{Attach: r}}
+	// A write that failed may be a toolbox that refused and closed: its answer is then waiting for the first Recv.
+	if err := wire.Write(conn, req); err != nil && ctx.Err() != nil {
+		s.Close()
+		return nil, failure(ctx, "attach", err)
+	}
+	return s, nil
+}
+
+// Recv returns the next event; io.EOF behind the End. A connection cut before the End is ErrUnavailable: attach again from
+// the offsets reached. The event and its bytes belong to the caller.
+func (s *Stream) Recv() (*toolboxv1.AttachEvent, error) {
+	if s.ended {
+		return nil, io.EOF
+	}
+	var res toolboxv1.Response
+	err := wire.Read(s.conn, &res)
+	switch {
+	case err == io.EOF:
+		return nil, failure(s.ctx, "attach", io.ErrUnexpectedEOF)
+	case err != nil:
+		return nil, failure(s.ctx, "attach", err)
+	case res.Error != nil:
+		return nil, wire.FromProto(res.Error)
+	}
+	e := res.GetAttach()
+	if e.GetEvent() == nil {
+		return nil, failure(s.ctx, "attach", errors.New("answer to another call"))
+	}
+	s.ended = e.GetEnd() != nil
+	return e, nil
+}
+
+// Close hangs up. It never fails and may be called more than once.
+func (s *Stream) Close() {
+	s.stop()
+	s.conn.Close()
+}

@@ -1,0 +1,155 @@
+// Package client calls a sandbox's toolbox. Each call is one connection.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/wire"
+)
+
+// Error is what a toolbox answered in place of a reply.
+type Error = wire.Error
+
+// ErrUnavailable is in the chain of every failure of the connection: not reached, cut, or not speaking the protocol. Whether
+// the call had its effect is then unknown; every call may be made again.
+var ErrUnavailable = errors.New("toolbox is unavailable")
+
+// Client calls one toolbox. It holds no connection and may be used concurrently.
+type Client struct {
+	dial  func(context.Context) (net.Conn, error)
+	token string
+}
+
+// New returns a client that connects through dial for each call. token is empty where the file system protects the socket.
+func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
+	return &Client{dial: dial, token: token}
+}
+
+// The calls. Errors are *Error, or have ErrUnavailable or the context's error in their chain.
+
+// Hello asks whether the sandbox lives.
+func (c *Client) Hello(ctx context.Context, r *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
+	return call(ctx, c, "hello", &toolboxv1.Request{Call: &toolboxv1.Request_Hello{Hello: r}}, (*toolboxv1.Response).GetHello)
+}
+
+// Start runs a program under an exec id, at most once for each id.
+func (c *Client) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
+	return call(ctx, c, "start", &toolboxv1.Request{Call: &toolboxv1.Request_Start{Start: r}}, (*toolboxv1.Response).GetStart)
+}
+
+// Stdin writes to a program's standard input.
+func (c *Client) Stdin(ctx context.Context, r *toolboxv1.Stdin) (*toolboxv1.StdinReply, error) {
+	return call(ctx, c, "stdin", &toolboxv1.Request{Call: &toolboxv1.Request_Stdin{Stdin: r}}, (*toolboxv1.Response).GetStdin)
+}
+
+// Signal signals a program or ends its tree.
+func (c *Client) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.SignalReply, error) {
+	return call(ctx, c, "signal", &toolboxv1.Request{Call: &toolboxv1.Request_Signal{Signal: r}}, (*toolboxv1.Response).GetSignal)
+}
+
+// List names the execs that the toolbox knows.
+func (c *Client) List(ctx context.Context, r *toolboxv1.List) (*toolboxv1.ListReply, error) {
+	return call(ctx, c, "list", &toolboxv1.Request{Call: &toolboxv1.Request_List{List: r}}, (*toolboxv1.Response).GetList)
+}
+
+// Usage is what the sandbox has used until now.
+func (c *Client) Usage(ctx context.Context, r *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
+	return call(ctx, c, "usage", &toolboxv1.Request{Call: &toolboxv1.Request_Usage{Usage: r}}, (*toolboxv1.Response).GetUsage)
+}
+
+// ReadFile reads a part of a file; less than max_bytes may come.
+func (c *Client) ReadFile(ctx context.Context, r *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error) {
+	return call(ctx, c, "read file", &toolboxv1.Request{Call: &toolboxv1.Request_ReadFile{ReadFile: r}}, (*toolboxv1.Response).GetReadFile)
+}
+
+// WriteFile sends a part of a file.
+func (c *Client) WriteFile(ctx context.Context, r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error) {
+	return call(ctx, c, "write file", &toolboxv1.Request{Call: &toolboxv1.Request_WriteFile{WriteFile: r}}, (*toolboxv1.Response).GetWriteFile)
+}
+
+// ListFiles lists a directory.
+func (c *Client) ListFiles(ctx context.Context, r *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error) {
+	return call(ctx, c, "list files", &toolboxv1.Request{Call: &toolboxv1.Request_ListFiles{ListFiles: r}}, (*toolboxv1.Response).GetListFiles)
+}
+
+// Shutdown ends the sandbox and returns when nothing of it is left.
+func (c *Client) Shutdown(ctx context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
+	return call(ctx, c, "shutdown", &toolboxv1.Request{Call: &toolboxv1.Request_Shutdown{Shutdown: r}}, (*toolboxv1.Response).GetShutdown)
+}
+
+// Forget drops the kept output of an ended exec.
+func (c *Client) Forget(ctx context.Context, r *toolboxv1.Forget) (*toolboxv1.ForgetReply, error) {
+	return call(ctx, c, "forget", &toolboxv1.Request{Call: &toolboxv1.Request_Forget{Forget: r}}, (*toolboxv1.Response).GetForget)
+}
+
+// call makes one call with one answer, which pick takes out of the response.
+func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Request, pick func(*toolboxv1.Response) *R) (*R, error) {
+	conn, err := c.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer conn.Close()
+	defer stop()
+	var res toolboxv1.Response
+	if err := c.exchange(conn, req, &res); err != nil {
+		return nil, failure(ctx, name, err)
+	}
+	if res.Error != nil {
+		return nil, wire.FromProto(res.Error)
+	}
+	r := pick(&res)
+	if r == nil {
+		return nil, failure(ctx, name, errors.New("answer to another call"))
+	}
+	return r, nil
+}
+
+// open connects.
+func (c *Client) open(ctx context.Context, name string) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("toolbox %s: %w", name, err)
+	}
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, failure(ctx, name, err)
+	}
+	return conn, nil
+}
+
+// exchange sends the request and reads the first response. A toolbox that refuses the connection answers and closes before
+// it has read the request, so that the write may fail with the answer already here.
+func (c *Client) exchange(conn net.Conn, req *toolboxv1.Request, res *toolboxv1.Response) error {
+	req.Token = c.token
+	sent := wire.Write(conn, req)
+	if errors.Is(sent, wire.ErrTooLarge) {
+		return &Error{Code: "invalid_argument", Reason: "too_large", Message: "the request is over 1 MiB"}
+	}
+	err := wire.Read(conn, res)
+	switch {
+	case err == nil:
+		return nil
+	case sent != nil:
+		return sent
+	case err == io.EOF:
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// failure is the error of a call that got no answer.
+func failure(ctx context.Context, name string, err error) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e
+	case ctx.Err() != nil:
+		return fmt.Errorf("toolbox %s: %w", name, ctx.Err())
+	}
+	return fmt.Errorf("toolbox %s: %w: %w", name, ErrUnavailable, err)
+}

@@ -1,0 +1,246 @@
+// Package server answers the calls of toolbox.v1 on a listener: one connection, one call.
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/wire"
+)
+
+// Defaults of Serve.
+const (
+	// MaxConns is how many connections are served at once. One more is answered resource_exhausted at once.
+	MaxConns = 256
+	// RequestTimeout is how long a request may take to arrive.
+	RequestTimeout = 5 * time.Second
+	// ReplyTimeout is how long a caller may take to read a reply. Events of an Attach have no such bound: there a slow
+	// reader holds the program back.
+	ReplyTimeout = 30 * time.Second
+	// Drain is how long calls may go on once the context of Serve has ended.
+	Drain = 2 * time.Second
+)
+
+// refusals bounds the goroutines that tell callers over MaxConns why. Past it a connection is closed without a word.
+const refusals = 16
+
+// Handler has one method for each call. The context ends when the caller hangs up or the server stops; a call that must
+// not stop half-way detaches itself with context.WithoutCancel. Errors are answered through wire.ToProto: a *wire.Error
+// as it is, anything else as internal. Methods run concurrently.
+type Handler interface {
+	Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply, error)
+	Start(context.Context, *toolboxv1.Start) (*toolboxv1.StartReply, error)
+	// Attach sends events until the End, then returns nil. send blocks while the caller does not read and fails when it
+	// has hung up; it is done with the event, and with the bytes in it, when it returns.
+	Attach(ctx context.Context, r *toolboxv1.Attach, send func(*toolboxv1.AttachEvent) error) error
+	Stdin(context.Context, *toolboxv1.Stdin) (*toolboxv1.StdinReply, error)
+	Signal(context.Context, *toolboxv1.Signal) (*toolboxv1.SignalReply, error)
+	List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error)
+	Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error)
+	ReadFile(context.Context, *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error)
+	WriteFile(context.Context, *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
+	ListFiles(context.Context, *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error)
+	Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error)
+	Forget(context.Context, *toolboxv1.Forget) (*toolboxv1.ForgetReply, error)
+}
+
+// Option changes a default of Serve.
+type Option func(*server)
+
+// WithToken refuses requests that do not carry the token. Empty: no token is asked for.
+func WithToken(token string) Option { return func(s *server) { s.token = token } }
+
+// WithLog says what went wrong inside; never content of requests. Default: nothing is logged.
+func WithLog(log *slog.Logger) Option { return func(s *server) { s.log = log } }
+
+// WithMaxConns sets how many connections are served at once.
+func WithMaxConns(n int) Option { return func(s *server) { s.maxConns = n } }
+
+// WithRequestTimeout sets how long a request may take to arrive.
+func WithRequestTimeout(d time.Duration) Option { return func(s *server) { s.requestTimeout = d } }
+
+// WithDrain sets how long calls may go on once the context has ended.
+func WithDrain(d time.Duration) Option { return func(s *server) { s.drain = d } }
+
+type server struct {
+	handler        Handler
+	token          string
+	log            *slog.Logger
+	maxConns       int
+	requestTimeout time.Duration
+	drain          time.Duration
+
+	// calls is the context of every call; it ends a drain time after the context of Serve.
+	calls context.Context
+	wg    sync.WaitGroup
+}
+
+// Serve answers calls until ctx ends, gives those under way the drain time, cuts what is left, and returns nil when the
+// last handler has returned. It closes the listener. An error is one of Accept that does not pass.
+func Serve(ctx context.Context, l net.Listener, h Handler, opts ...Option) error {
+	s := &server{handler: h, maxConns: MaxConns, requestTimeout: RequestTimeout, drain: Drain,
+		log: slog.New(slog.DiscardHandler)}
+	for _, o := range opts {
+		o(s)
+	}
+	calls, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	s.calls = calls
+	stopClosing := context.AfterFunc(ctx, func() { l.Close() })
+	defer stopClosing()
+	err := s.accept(ctx, l)
+	l.Close()
+	late := time.AfterFunc(s.drain, cut)
+	defer late.Stop()
+	s.wg.Wait()
+	return err
+}
+
+// accept returns nil once ctx has ended. Running out of descriptors or memory passes: it waits and goes on.
+func (s *server) accept(ctx context.Context, l net.Listener) error {
+	slots := make(chan struct{}, s.maxConns)
+	refused := make(chan struct{}, refusals)
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept: %w", err)
+		case err != nil:
+			s.log.Warn("accept failed", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+			s.wg.Go(func() {
+				defer func() { <-slots }()
+				s.serve(conn)
+			})
+			continue
+		default:
+		}
+		select {
+		case refused <- struct{}{}:
+			s.wg.Go(func() {
+				defer func() { <-refused }()
+				refuse(conn)
+			})
+		default:
+			conn.Close()
+		}
+	}
+}
+
+// refuse tells the caller that there are too many. The request is read and dropped, because closing a TCP connection
+// with unread bytes in it resets it, and the answer is lost.
+func refuse(conn net.Conn) {
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	e := wire.NewError("resource_exhausted", "quota", "too many connections to the sandbox")
+	if wire.Write(conn, &toolboxv1.Response{Error: wire.ToProto(e)}) != nil {
+		return
+	}
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		half.CloseWrite()
+	}
+	io.CopyN(io.Discard, conn, wire.MaxMessage)
+}
+
+// serve reads one request and answers it.
+func (s *server) serve(conn net.Conn) {
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(s.calls)
+	defer cancel()
+	// Ends reads and writes of a caller that neither sends nor takes when the server stops.
+	stop := context.AfterFunc(s.calls, func() { conn.Close() })
+	defer stop()
+
+	conn.SetReadDeadline(time.Now().Add(s.requestTimeout))
+	var req toolboxv1.Request
+	if err := wire.Read(conn, &req); err != nil {
+		s.reply(conn, &toolboxv1.Response{Error: badRequest(err)})
+		return
+	}
+	if !s.authorized(req.Token) {
+		s.reply(conn, &toolboxv1.Response{Error: wire.ToProto(wire.NewError("unauthorized", "key_invalid", "wrong token"))})
+		return
+	}
+	conn.SetReadDeadline(time.Time{})
+	go func() {
+		// The caller sends nothing behind its request: whatever comes is its end.
+		var one [1]byte
+		conn.Read(one[:])
+		cancel()
+	}()
+	if a := req.GetAttach(); a != nil {
+		s.attach(ctx, conn, a)
+		return
+	}
+	s.reply(conn, s.call(ctx, &req))
+}
+
+func badRequest(err error) *toolboxv1.Error {
+	var timeout net.Error
+	switch {
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return wire.ToProto(wire.NewError("deadline_exceeded", "timeout", "the request did not arrive in time"))
+	case errors.Is(err, wire.ErrTooLarge):
+		return wire.ToProto(wire.NewError("invalid_argument", "too_large", "the request is over 1 MiB"))
+	}
+	return wire.ToProto(wire.NewError("invalid_argument", "validation", "the request is not whole"))
+}
+
+// authorized compares digests, so that neither the token's bytes nor its length show in the time taken.
+func (s *server) authorized(token string) bool {
+	if s.token == "" {
+		return true
+	}
+	want, got := sha256.Sum256([]byte(s.token)), sha256.Sum256([]byte(token))
+	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
+}
+
+// reply sends a response; one that is over the bound becomes an error that says so.
+func (s *server) reply(conn net.Conn, r *toolboxv1.Response) {
+	conn.SetWriteDeadline(time.Now().Add(ReplyTimeout))
+	err := wire.Write(conn, r)
+	if errors.Is(err, wire.ErrTooLarge) {
+		err = wire.Write(conn, &toolboxv1.Response{Error: wire.ToProto(err)})
+	}
+	if err != nil {
+		s.log.Debug("reply not sent", "error", err)
+	}
+}
+
+// attach sends the events of one Attach, all in one reused Response.
+func (s *server) attach(ctx context.Context, conn net.Conn, r *toolboxv1.Attach) {
+	answer := &toolboxv1.Response_Attach{}
+	response := &toolboxv1.Response{Answer: answer}
+	send := func(e *toolboxv1.AttachEvent) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		answer.Attach = e
+		return wire.Write(conn, response)
+	}
+	err := s.guard(func() error { return s.handler.Attach(ctx, r, send) })
+	if err != nil && ctx.Err() == nil {
+		s.reply(conn, &toolboxv1.Response{Error: s.failure("Attach", err)})
+	}
+}
