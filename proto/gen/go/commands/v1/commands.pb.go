@@ -989,8 +989,12 @@ type SandboxView struct {
 	Usage                *v11.UsageMetrics      `protobuf:"bytes,14,opt,name=usage,proto3" json:"usage,omitempty"`
 	UptimeMs             uint64                 `protobuf:"varint,15,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
 	Sequence             uint64                 `protobuf:"varint,16,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Set while it runs: uptime at a time t is past_uptime_ms + (t - running_since).
+	RunningSince *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=running_since,json=runningSince,proto3" json:"running_since,omitempty"`
+	// What the runs before the present one add up to.
+	PastUptimeMs  uint64 `protobuf:"varint,18,opt,name=past_uptime_ms,json=pastUptimeMs,proto3" json:"past_uptime_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxView) Reset() {
@@ -1131,6 +1135,20 @@ func (x *SandboxView) GetUptimeMs() uint64 {
 func (x *SandboxView) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SandboxView) GetRunningSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RunningSince
+	}
+	return nil
+}
+
+func (x *SandboxView) GetPastUptimeMs() uint64 {
+	if x != nil {
+		return x.PastUptimeMs
 	}
 	return 0
 }
@@ -2048,7 +2066,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x1b\n" +
-	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\x90\x05\n" +
+	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xf7\x05\n" +
 	"\vSandboxView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2068,7 +2086,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x16workspace_delete_after\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x14workspaceDeleteAfter\x12-\n" +
 	"\x05usage\x18\x0e \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
 	"\tuptime_ms\x18\x0f \x01(\x04R\buptimeMs\x12\x1a\n" +
-	"\bsequence\x18\x10 \x01(\x04R\bsequence\"\xca\x04\n" +
+	"\bsequence\x18\x10 \x01(\x04R\bsequence\x12?\n" +
+	"\rrunning_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\frunningSince\x12$\n" +
+	"\x0epast_uptime_ms\x18\x12 \x01(\x04R\fpastUptimeMs\"\xca\x04\n" +
 	"\bExecView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2217,26 +2237,27 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	24, // 19: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
 	24, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
 	30, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	27, // 22: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	31, // 23: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	32, // 24: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	24, // 25: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	24, // 26: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	24, // 27: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	24, // 28: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	16, // 29: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	17, // 30: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	18, // 31: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	19, // 32: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	28, // 33: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	21, // 34: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	30, // 35: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	24, // 36: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	24, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	27, // 23: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	31, // 24: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	32, // 25: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	24, // 26: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	24, // 27: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	24, // 28: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	24, // 29: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	16, // 30: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	17, // 31: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	18, // 32: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	19, // 33: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	28, // 34: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	21, // 35: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	30, // 36: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	24, // 37: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }

@@ -1,0 +1,292 @@
+package sandbox
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// Command is one of the structs below. At is when it is decided.
+type Command interface {
+	decide(s Sandbox) ([]proto.Message, error)
+}
+
+// Create asks for a sandbox that does not exist yet. Repeated with the same CommandID it decides nothing; with another one it
+// is refused with fault.Conflict.
+type Create struct {
+	CommandID string
+	At        time.Time
+	SandboxID string
+	SessionID string
+	OrgID     string
+	Image     string
+	Workspace *eventsv1.Workspace
+	// Limits.MaxRuntimeMs sets when it expires; 0 is never.
+	Limits    *eventsv1.Limits
+	EnvKeys   []string
+	Labels    map[string]string
+	Placement *eventsv1.Placement
+}
+
+// Reschedule places it on another worker before its start has begun there. The worker it has already decides nothing.
+type Reschedule struct {
+	Placement *eventsv1.Placement
+}
+
+// Start begins to materialise it. Only the worker it is placed on may. Attempt counts from 1; an attempt that has begun
+// already decides nothing, and so does any start of a sandbox that is ready.
+type Start struct {
+	Worker  string
+	Attempt uint32
+}
+
+// MarkReady says that an exec works. Refused with illegal_state unless it is starting; on a ready sandbox it decides nothing.
+type MarkReady struct {
+	Worker      string
+	RuntimeID   string
+	Hostname    string
+	ImageDigest string
+	Warm        bool
+	Phases      []*eventsv1.Phase
+}
+
+// Fail says that it did not become ready or ended by itself. On a sandbox that is over or being destroyed it decides nothing.
+type Fail struct {
+	At      time.Time
+	Reason  fault.Reason
+	Message string
+	Phase   string
+	// Usage of the present run; nil where it cannot be measured any more.
+	Usage *commonv1.UsageMetrics
+}
+
+// Stop begins to end its processes and keeps what is on its disks.
+type Stop struct{}
+
+// MarkStopped says that nothing of it runs any more.
+type MarkStopped struct {
+	At    time.Time
+	Usage *commonv1.UsageMetrics
+}
+
+// Destroy decides its end. Reason: requested, expired, failed, orphaned. On one whose end is decided it decides nothing.
+type Destroy struct {
+	Reason string
+}
+
+// MarkDestroyed says that nothing of it runs, as observed. Refused with illegal_state unless its end was decided before.
+type MarkDestroyed struct {
+	At time.Time
+	// Usage of the present run as last measured; less than what was sampled before takes nothing away.
+	Usage *commonv1.UsageMetrics
+	// DeleteAfter is the time before which the workspace stays.
+	DeleteAfter time.Time
+}
+
+// SampleUsage records what the present run has used so far. It decides nothing unless it is ready.
+type SampleUsage struct {
+	At    time.Time
+	Usage *commonv1.UsageMetrics
+}
+
+// Decide gives the bodies of the events that c leads to in state s: none where c is carried out already, a fault where it is
+// refused. It is total and deterministic, and Evolve accepts what it returns.
+func Decide(s Sandbox, c Command) ([]proto.Message, error) {
+	if c == nil {
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "there is no command")
+	}
+	return c.decide(s)
+}
+
+func one(m proto.Message) ([]proto.Message, error) { return []proto.Message{m}, nil }
+
+func (c Create) decide(s Sandbox) ([]proto.Message, error) {
+	if s.Exists() {
+		if c.CommandID != "" && c.CommandID == s.CommandID {
+			return nil, nil
+		}
+		return nil, fault.Newf(fault.Conflict, fault.ReasonConflict, "sandbox %s exists already", s.ID)
+	}
+	fields := map[string]string{}
+	for name, v := range map[string]string{
+		"command_id": c.CommandID, "sandbox_id": c.SandboxID, "image": c.Image, "placement.worker": c.Placement.GetWorker(),
+	} {
+		if v == "" {
+			fields[name] = "must be set"
+		}
+	}
+	if c.At.IsZero() {
+		fields["time"] = "must be set"
+	}
+	if len(fields) > 0 {
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the sandbox is not fully described").WithFields(fields)
+	}
+	var expires time.Time
+	if ms := c.Limits.GetMaxRuntimeMs(); ms > 0 {
+		expires = c.At.Add(millis(ms))
+	}
+	keys := slices.Clone(c.EnvKeys)
+	slices.Sort(keys)
+	return one(&eventsv1.SandboxRequested{
+		SandboxId: c.SandboxID,
+		SessionId: c.SessionID,
+		OrgId:     c.OrgID,
+		Image:     c.Image,
+		Workspace: c.Workspace,
+		Limits:    c.Limits,
+		EnvKeys:   slices.Compact(keys),
+		Labels:    maps.Clone(c.Labels),
+		Placement: c.Placement,
+		ExpiresAt: stamp(expires),
+	})
+}
+
+func (c Reschedule) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case c.Placement.GetWorker() == "":
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "a placement needs a worker")
+	case !stepScheduled.possible(s.State):
+		return nil, illegal(s.State, "placing it on another worker")
+	case c.Placement.GetWorker() == s.Worker:
+		return nil, nil
+	}
+	return one(&eventsv1.SandboxScheduled{Placement: c.Placement})
+}
+
+func (c Start) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case c.Worker != s.Worker:
+		return nil, fault.Newf(fault.Conflict, fault.ReasonConflict, "sandbox %s is placed on another worker", s.ID)
+	case s.State == Ready, s.State == Starting && c.Attempt <= s.Attempt:
+		return nil, nil
+	case !stepStarting.possible(s.State):
+		return nil, illegal(s.State, "a start")
+	}
+	return one(&eventsv1.SandboxStarting{Worker: c.Worker, Attempt: max(c.Attempt, s.Attempt+1)})
+}
+
+func (c MarkReady) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case c.Worker != s.Worker:
+		return nil, fault.Newf(fault.Conflict, fault.ReasonConflict, "sandbox %s is placed on another worker", s.ID)
+	case s.State == Ready:
+		return nil, nil
+	case !stepReady.possible(s.State):
+		return nil, illegal(s.State, "becoming ready")
+	}
+	return one(&eventsv1.SandboxReady{
+		Worker:      c.Worker,
+		RuntimeId:   c.RuntimeID,
+		Hostname:    c.Hostname,
+		ImageDigest: c.ImageDigest,
+		Warm:        c.Warm,
+		Phases:      c.Phases,
+	})
+}
+
+func (c Fail) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.Ending():
+		return nil, nil
+	case c.Reason == "":
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "a failure needs a reason")
+	}
+	up := s.uptimeAt(c.At)
+	return one(&eventsv1.SandboxFailed{
+		Reason:   string(c.Reason),
+		Message:  c.Message,
+		Phase:    c.Phase,
+		Usage:    s.lifeUsage(c.Usage, up),
+		UptimeMs: inMillis(up),
+	})
+}
+
+func (c Stop) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.State == Stopping, s.State == Stopped:
+		return nil, nil
+	case !stepStopping.possible(s.State):
+		return nil, illegal(s.State, "a stop")
+	}
+	return one(&eventsv1.SandboxStopping{})
+}
+
+func (c MarkStopped) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.State == Stopped:
+		return nil, nil
+	case !stepStopped.possible(s.State):
+		return nil, illegal(s.State, "having stopped")
+	}
+	up := s.uptimeAt(c.At)
+	return one(&eventsv1.SandboxStopped{Usage: s.lifeUsage(c.Usage, up), UptimeMs: inMillis(up)})
+}
+
+func (c Destroy) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.State == Destroying, s.State == Destroyed:
+		return nil, nil
+	}
+	reason := c.Reason
+	if reason == "" {
+		reason = ReasonRequested
+	}
+	return one(&eventsv1.SandboxDestroying{Reason: reason})
+}
+
+func (c MarkDestroyed) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.State == Destroyed:
+		return nil, nil
+	case !stepDestroyed.possible(s.State):
+		return nil, illegal(s.State, "being gone")
+	}
+	up := s.uptimeAt(c.At)
+	return one(&eventsv1.SandboxDestroyed{
+		Reason:               s.Reason,
+		UptimeMs:             inMillis(up),
+		Usage:                s.lifeUsage(c.Usage, up),
+		WorkspaceDeleteAfter: stamp(c.DeleteAfter),
+	})
+}
+
+func (c SampleUsage) decide(s Sandbox) ([]proto.Message, error) {
+	if !s.Exists() {
+		return nil, notFound(s.ID)
+	}
+	if s.State != Ready || c.Usage == nil {
+		return nil, nil
+	}
+	up := s.uptimeAt(c.At)
+	return one(&eventsv1.SandboxUsageSampled{Usage: s.lifeUsage(c.Usage, up), UptimeMs: inMillis(up)})
+}
+
+// Reasons of SandboxDestroying and, through it, SandboxDestroyed.
+const (
+	ReasonRequested = "requested"
+	ReasonExpired   = "expired"
+	ReasonFailed    = "failed"
+	ReasonOrphaned  = "orphaned"
+)

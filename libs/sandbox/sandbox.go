@@ -1,0 +1,164 @@
+// Package sandbox decides what may happen to a sandbox, its execs and its workspace, and says what has happened from their
+// events. It is pure: no clock, no random id, no input or output. Time and ids come in with the commands.
+//
+//	bodies, err := sandbox.Decide(state, command)   // what a command leads to, or why it is refused
+//	state, err = state.Evolve(recorded)             // what an event makes of the state
+//
+// A command that has been carried out already decides nothing and is no error, so every command may be repeated. Whatever
+// Decide returns, Evolve accepts.
+package sandbox
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// States of a sandbox. The empty state is an aggregate without events.
+const (
+	Requested  = "requested"
+	Scheduled  = "scheduled"
+	Starting   = "starting"
+	Ready      = "ready"
+	Failed     = "failed"
+	Stopping   = "stopping"
+	Stopped    = "stopped"
+	Destroying = "destroying"
+	Destroyed  = "destroyed"
+)
+
+// Sandbox is a sandbox as its events tell it.
+type Sandbox struct {
+	ID     string
+	Tenant string
+	// State is one of the constants, or empty before the first event.
+	State     string
+	SessionID string
+	OrgID     string
+	Image     string
+	// Hostname, RuntimeID and ImageDigest are known from ready on.
+	Hostname    string
+	RuntimeID   string
+	ImageDigest string
+	Worker      string
+	// Reason and Message say why it failed or is being destroyed; Reason is a fault.Reason or a reason of SandboxDestroying.
+	Reason  string
+	Message string
+	EnvKeys []string
+	Labels  map[string]string
+	// Limits, Workspace and Requested are shared with the event: read only.
+	Limits    *eventsv1.Limits
+	Workspace *eventsv1.Workspace
+	Requested *eventsv1.SandboxRequested
+	// CommandID is the command that created it.
+	CommandID string
+	// Attempt counts the starts that were begun, from 1.
+	Attempt uint32
+
+	CreatedAt  time.Time
+	StartingAt time.Time
+	// ReadyAt is the first ready; RunningSince the last one, zero while it does not run.
+	ReadyAt      time.Time
+	RunningSince time.Time
+	// EndedAt is when it failed or, otherwise, was destroyed.
+	EndedAt time.Time
+	// DestroyingAt is when its end was decided.
+	DestroyingAt time.Time
+	// ExpiresAt is created + max_runtime; zero is never.
+	ExpiresAt time.Time
+	// DeleteAfter is the time before which its workspace is kept; set by destroyed.
+	DeleteAfter time.Time
+
+	// Usage is the last known cumulative usage of its whole life; nil before any is known. Uptime is from ready to the end
+	// without the times it was stopped.
+	Usage  *commonv1.UsageMetrics
+	Uptime time.Duration
+	// PastUsage and PastUptime are what the runs before the present one add up to.
+	PastUsage  *commonv1.UsageMetrics
+	PastUptime time.Duration
+	// Seq is the stream sequence of its last event, Digest that event's digest.
+	Seq    uint64
+	Digest []byte
+}
+
+// Exists reports whether it has any event.
+func (s Sandbox) Exists() bool { return s.State != "" }
+
+// Over reports whether nothing of it runs and nothing ever will: destroyed, or failed.
+func (s Sandbox) Over() bool { return s.State == Destroyed || s.State == Failed }
+
+// Ending reports whether its end is decided or reached: a start under way must stop.
+func (s Sandbox) Ending() bool { return s.Over() || s.State == Destroying }
+
+// Expired reports whether its time is over at now and its end is not decided yet. A failed sandbox expires too: that is
+// when its workspace is released.
+func (s Sandbox) Expired(now time.Time) bool {
+	return s.Exists() && s.State != Destroying && s.State != Destroyed && !s.ExpiresAt.IsZero() && !now.Before(s.ExpiresAt)
+}
+
+// Fold makes the state from a history. Events it does not know are refused with fault reason unknown_event, because a
+// decision without them might be wrong.
+func Fold(h eventlog.History) (Sandbox, error) {
+	s := Sandbox{ID: h.Aggregate.ID, Tenant: h.Aggregate.Tenant}
+	for _, e := range h.Events {
+		next, err := s.Evolve(e)
+		if err != nil {
+			return s, err
+		}
+		s = next
+	}
+	return s, nil
+}
+
+// CommandMeta is what all events of one decision have in common.
+type CommandMeta struct {
+	// ID of the command: event ids are derived from it, and it becomes the events' cause.
+	ID          string
+	Actor       string
+	Correlation string
+	Time        time.Time
+	Tenant      string
+}
+
+// Events puts the bodies of one decision into envelopes. The id of the i-th is ids.Event(c.ID, i), so that a repeated
+// decision makes the same ids.
+func Events(c CommandMeta, bodies ...proto.Message) []envelope.Event {
+	out := make([]envelope.Event, 0, len(bodies))
+	for i, b := range bodies {
+		out = append(out, envelope.Event{
+			Meta: envelope.Meta{
+				ID:          ids.Event(c.ID, i),
+				Tenant:      c.Tenant,
+				Actor:       c.Actor,
+				Cause:       c.ID,
+				Correlation: c.Correlation,
+				Time:        c.Time.UTC(),
+			},
+			Body: b,
+		})
+	}
+	return out
+}
+
+func notFound(id string) error {
+	return fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", id)
+}
+
+func illegal(state, what string) error {
+	if state == "" {
+		state = "unknown"
+	}
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonIllegalState, "%s is not possible in state %s", what, state)
+}
+
+func unknownEvent(e envelope.Recorded) error {
+	return fault.Newf(fault.Internal, fault.ReasonUnknownEvent,
+		"event %d of type %s is not known to this version; run a newer one", e.Seq, e.Type)
+}
