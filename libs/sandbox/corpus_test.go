@@ -1,0 +1,200 @@
+package sandbox_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+var update = flag.Bool("update", false, "write the corpus of the events that have none yet")
+
+// corpus has every event as version 1 wrote it: NAME.binpb as it stands in the log, NAME.json what it must say.
+const corpus = "../../proto/corpus/v1"
+
+// parts are messages of the events package that are part of events and not events themselves.
+var parts = map[string]bool{
+	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true,
+}
+
+func eventTypes() []protoreflect.MessageType {
+	var out []protoreflect.MessageType
+	protoregistry.GlobalTypes.RangeMessages(func(mt protoreflect.MessageType) bool {
+		d := mt.Descriptor()
+		if d.ParentFile().Package() == "sandtrail.events.v1" && !parts[string(d.Name())] && !d.IsMapEntry() {
+			out = append(out, mt)
+		}
+		return true
+	})
+	return out
+}
+
+// fill sets every field of a message to a value of its own, so that no field is missing in the corpus.
+func fill(m protoreflect.Message, depth int) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		n := int64(f.Number()) + int64(depth)*100
+		switch {
+		case f.IsMap():
+			m.Mutable(f).Map().Set(protoreflect.ValueOfString("key").MapKey(), protoreflect.ValueOfString("value"))
+		case f.IsList() && f.Message() != nil:
+			l := m.Mutable(f).List()
+			v := l.NewElement()
+			fill(v.Message(), depth+1)
+			l.Append(v)
+		case f.IsList():
+			m.Mutable(f).List().Append(value(f, n))
+		case f.Message() != nil:
+			fill(m.Mutable(f).Message(), depth+1)
+		default:
+			m.Set(f, value(f, n))
+		}
+	}
+}
+
+func value(f protoreflect.FieldDescriptor, n int64) protoreflect.Value {
+	switch f.Kind() {
+	case protoreflect.BoolKind:
+		return protoreflect.ValueOfBool(true)
+	case protoreflect.Int32Kind:
+		return protoreflect.ValueOfInt32(int32(n))
+	case protoreflect.Int64Kind:
+		return protoreflect.ValueOfInt64(1767323045 + n)
+	case protoreflect.Uint32Kind:
+		return protoreflect.ValueOfUint32(uint32(n))
+	case protoreflect.Uint64Kind:
+		return protoreflect.ValueOfUint64(uint64(n))
+	case protoreflect.BytesKind:
+		return protoreflect.ValueOfBytes([]byte{byte(n), 0xff})
+	default:
+		switch {
+		case f.Name() == "sandbox_id":
+			return protoreflect.ValueOfString(sandboxID)
+		case f.Name() == "exec_id":
+			return protoreflect.ValueOfString(execID)
+		}
+		return protoreflect.ValueOfString(string(f.Name()))
+	}
+}
+
+func corpusPath(mt protoreflect.MessageType, ext string) string {
+	return filepath.Join(corpus, string(mt.Descriptor().Name())+ext)
+}
+
+func TestEveryEventEverWrittenStillReadsTheSame(t *testing.T) {
+	types := eventTypes()
+	require.NotEmpty(t, types)
+	for _, mt := range types {
+		name := string(mt.Descriptor().Name())
+		t.Run(name, func(t *testing.T) {
+			if _, err := os.Stat(corpusPath(mt, ".binpb")); *update && os.IsNotExist(err) {
+				writeCorpus(t, mt)
+			}
+			m := readCorpus(t, mt)
+			text, err := os.ReadFile(corpusPath(mt, ".json"))
+			require.NoError(t, err)
+			want := mt.New().Interface()
+			require.NoError(t, protojson.Unmarshal(text, want))
+			require.Empty(t, cmp.Diff(want, m, protocmp.Transform()))
+			require.Empty(t, m.ProtoReflect().GetUnknown(), "a field was removed")
+			again, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+			require.NoError(t, err)
+			data, err := os.ReadFile(corpusPath(mt, ".binpb"))
+			require.NoError(t, err)
+			require.Equal(t, data, again)
+		})
+	}
+	files, err := filepath.Glob(filepath.Join(corpus, "*.binpb"))
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(types), len(files), "an event type that was written once is gone")
+}
+
+func writeCorpus(t *testing.T, mt protoreflect.MessageType) {
+	t.Helper()
+	m := mt.New()
+	fill(m, 0)
+	if c, ok := m.Interface().(*eventsv1.ExecCompleted); ok {
+		c.Reason = sandbox.ReasonExited
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m.Interface())
+	require.NoError(t, err)
+	text := protojson.Format(m.Interface())
+	require.NoError(t, os.MkdirAll(corpus, 0o755))
+	require.NoError(t, os.WriteFile(corpusPath(mt, ".binpb"), data, 0o644))
+	require.NoError(t, os.WriteFile(corpusPath(mt, ".json"), []byte(text+"\n"), 0o644))
+}
+
+func readCorpus(t *testing.T, mt protoreflect.MessageType) proto.Message {
+	t.Helper()
+	data, err := os.ReadFile(corpusPath(mt, ".binpb"))
+	require.NoError(t, err)
+	m := mt.New().Interface()
+	require.NoError(t, proto.Unmarshal(data, m))
+	return m
+}
+
+// stories are histories made of corpus events. Together they hold every event type.
+var stories = []struct{ agg, events, state string }{
+	{"sandbox", "SandboxRequested SandboxScheduled SandboxStarting SandboxReady SandboxUsageSampled SandboxStopping SandboxStopped " +
+		"SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
+	{"sandbox", "SandboxRequested SandboxStarting SandboxFailed", "failed"},
+	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
+	{"exec", "ExecStarted ExecLost", "lost"},
+	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
+}
+
+func TestTheCorpusReplays(t *testing.T) {
+	told := map[string]bool{}
+	for _, story := range stories {
+		var bodies []proto.Message
+		for _, name := range strings.Fields(story.events) {
+			mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("sandtrail.events.v1." + name))
+			require.NoError(t, err)
+			bodies = append(bodies, readCorpus(t, mt))
+			told[name] = true
+		}
+		var state string
+		var err error
+		switch story.agg {
+		case "sandbox":
+			var s sandbox.Sandbox
+			agg := subject.Sandbox("acme", sandboxID)
+			s, err = sandbox.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			state = s.State
+			require.Equal(t, "acme", s.Tenant)
+			require.Equal(t, time.Unix(1767323046+100, 102).UTC(), s.ExpiresAt)
+		case "exec":
+			var x sandbox.Exec
+			agg := subject.Exec("acme", sandboxID, execID)
+			x, err = sandbox.FoldExec(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			state = x.State
+			require.Equal(t, "usage_event_id", x.UsageEventID)
+		default:
+			var w sandbox.Workspace
+			agg := subject.Workspace("acme", sandboxID)
+			w, err = sandbox.FoldWorkspace(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			state = w.State
+		}
+		require.NoError(t, err)
+		require.Equal(t, story.state, state)
+	}
+	for _, mt := range eventTypes() {
+		require.True(t, told[string(mt.Descriptor().Name())], "no story tells %s", mt.Descriptor().Name())
+	}
+}
