@@ -1,0 +1,231 @@
+// Package topology says which streams, buckets and consumers exist and how they are set, as data. Nothing else creates one:
+// a consumer made on a hot path costs 80 ms of a replicated cluster, a stream made by hand differs from the next one.
+package topology
+
+import (
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+// Streams.
+const (
+	StreamEvents     = "EVT"
+	StreamCommands   = "CMD"
+	StreamOutput     = "OUT"
+	StreamDead       = "DLQ"
+	StreamAdvisories = "ADV"
+)
+
+// Buckets.
+const (
+	// BucketSandbox holds the current view of each sandbox, BucketExec the receipt of each exec.
+	BucketSandbox = "sandbox"
+	BucketExec    = "exec"
+	// BucketIdem holds idempotency keys for a day, BucketName the names that tenants gave to sandboxes.
+	BucketIdem = "idem"
+	BucketName = "name"
+	// BucketWorker holds heartbeats; an entry that was not renewed for WorkerTTL is gone.
+	BucketWorker = "worker"
+	// BucketLease holds leases; one that was not renewed for LeaseTTL is gone.
+	BucketLease = "lease"
+	// BucketCheckpoint holds how far each projection has read.
+	BucketCheckpoint = "checkpoint"
+)
+
+// Durable consumers.
+const (
+	ConsumerScheduler = "lifecycle-scheduler-v1"
+	ConsumerUsage     = "usage-clickhouse-v1"
+	ConsumerSettle    = "exec-settle-v1"
+	ConsumerGC        = "gc-work-v1"
+)
+
+// ConsumerWorker is the consumer of a worker's sandbox commands.
+func ConsumerWorker(worker string) string { return "lifecycle-worker-" + worker + "-v1" }
+
+// ConsumerExec is the consumer of a worker's exec commands.
+func ConsumerExec(worker string) string { return "exec-run-" + worker + "-v1" }
+
+// Metadata keys of streams.
+const (
+	// MetaIncarnation names one life of a stream: sequences of another incarnation mean nothing. Set once, when it is created.
+	MetaIncarnation = "incarnation"
+	// MetaContract is the version of what a stream's messages mean.
+	MetaContract = "contract"
+)
+
+// Bounds.
+const (
+	// MaxEventSize bounds an event with its headers, in bytes.
+	MaxEventSize = 256 << 10
+	// MaxChunkSize bounds a message of output with its headers, in bytes.
+	MaxChunkSize = 128 << 10
+	// MaxCommandSize bounds a command with its headers, in bytes.
+	MaxCommandSize = 2 << 20
+
+	// WorkerTTL is how long a heartbeat lasts, LeaseTTL how long a lease does.
+	WorkerTTL = time.Minute
+	LeaseTTL  = 30 * time.Second
+	// IdemTTL is how long an idempotency key is remembered.
+	IdemTTL = 24 * time.Hour
+	// ReceiptTTL is how long the bucket exec holds a receipt; the log has it for ever.
+	ReceiptTTL = 30 * 24 * time.Hour
+)
+
+const (
+	day             = 24 * time.Hour
+	ackWait         = 30 * time.Second
+	contractVersion = "1"
+)
+
+// Options are what differs from one installation to another. The zero value is a single small host.
+type Options struct {
+	// Replicas of every stream and bucket: 1 or 3. By default 1.
+	Replicas int
+	// EventsMaxBytes bounds the log. When it is full appends are refused; nothing is ever forgotten. By default 32 GiB.
+	EventsMaxBytes int64
+	// OutputMaxBytes bounds all transcripts; when full the oldest go. By default 8 GiB.
+	OutputMaxBytes int64
+	// OutputMaxAge is how long a transcript is kept, by default 7 days.
+	OutputMaxAge time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.EventsMaxBytes == 0 {
+		o.EventsMaxBytes = 32 << 30
+	}
+	if o.OutputMaxBytes == 0 {
+		o.OutputMaxBytes = 8 << 30
+	}
+	if o.OutputMaxAge == 0 {
+		o.OutputMaxAge = 7 * day
+	}
+	return o
+}
+
+// streams are all streams. Every field that the server would fill in is spelled out, so that Diff compares like with like.
+func streams(o Options) []jetstream.StreamConfig {
+	base := func(name, about string, subjects ...string) jetstream.StreamConfig {
+		return jetstream.StreamConfig{
+			Name: name, Description: about, Subjects: subjects,
+			Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew,
+			Replicas: o.Replicas, MaxConsumers: -1, MaxMsgs: -1, MaxBytes: -1, MaxMsgsPerSubject: -1, MaxMsgSize: -1,
+			Compression: jetstream.S2Compression, AllowDirect: true,
+			Metadata: map[string]string{MetaContract: contractVersion},
+		}
+	}
+	republish := func(source string) *jetstream.RePublish {
+		return &jetstream.RePublish{Source: source, Destination: subject.Live(source)}
+	}
+
+	evt := base(StreamEvents, "Every event of every aggregate, for ever", subject.Events)
+	evt.MaxBytes, evt.MaxMsgSize = o.EventsMaxBytes, MaxEventSize
+	evt.DenyDelete = true
+	evt.AllowAtomicPublish = true
+	evt.Duplicates = 10 * time.Minute
+	evt.RePublish = republish(subject.Events)
+
+	cmd := base(StreamCommands, "Commands that wait for their worker", subject.Commands)
+	cmd.Retention = jetstream.WorkQueuePolicy
+	cmd.MaxAge, cmd.MaxBytes, cmd.MaxMsgSize = day, 4<<30, MaxCommandSize
+	cmd.Duplicates = 10 * time.Minute
+
+	out := base(StreamOutput, "Transcripts of execs", subject.Outputs)
+	out.Discard = jetstream.DiscardOld
+	out.MaxAge, out.MaxBytes, out.MaxMsgSize = o.OutputMaxAge, o.OutputMaxBytes, MaxChunkSize
+	// The server holds every id of the window in memory, 150 bytes each: at 30,000 chunks a second a longer window costs more
+	// than it gives, because chunks are published behind an expected sequence anyway.
+	out.Duplicates = 30 * time.Second
+	out.RePublish = republish(subject.Outputs)
+
+	dlq := base(StreamDead, "Messages that no handler could take", subject.Dead)
+	dlq.MaxAge, dlq.MaxBytes = 30*day, 2<<30
+	dlq.Discard = jetstream.DiscardOld
+	dlq.Duplicates = 10 * time.Minute
+
+	adv := base(StreamAdvisories, "What JetStream gave up on",
+		"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
+		"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.>")
+	adv.MaxAge, adv.MaxBytes = 30*day, 64<<20
+	adv.Discard = jetstream.DiscardOld
+	adv.Duplicates = 2 * time.Minute
+
+	return []jetstream.StreamConfig{evt, cmd, out, dlq, adv}
+}
+
+// buckets are all buckets. When one is full, writes to it are refused.
+func buckets(o Options) []jetstream.KeyValueConfig {
+	base := func(name, about string, ttl time.Duration, maxBytes int64) jetstream.KeyValueConfig {
+		return jetstream.KeyValueConfig{
+			Bucket: name, Description: about, History: 1, TTL: ttl, MaxBytes: maxBytes, MaxValueSize: 256 << 10,
+			Storage: jetstream.FileStorage, Replicas: o.Replicas,
+			Metadata: map[string]string{MetaContract: contractVersion},
+		}
+	}
+	// Heartbeats and leases say something about now only, and change all the time.
+	inMemory := func(c jetstream.KeyValueConfig) jetstream.KeyValueConfig {
+		c.Storage = jetstream.MemoryStorage
+		// A watcher must learn that an entry ran out, not only that it was not renewed.
+		c.LimitMarkerTTL = 2 * time.Minute
+		return c
+	}
+	return []jetstream.KeyValueConfig{
+		base(BucketSandbox, "Current view of each sandbox", 0, 2<<30),
+		base(BucketExec, "Receipt of each exec", ReceiptTTL, 4<<30),
+		base(BucketIdem, "Idempotency keys", IdemTTL, 1<<30),
+		base(BucketName, "Names that tenants gave to sandboxes", 0, 256<<20),
+		inMemory(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
+		inMemory(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
+		base(BucketCheckpoint, "How far each projection has read", 0, 256<<20),
+	}
+}
+
+// consumer is a durable pull consumer of a stream.
+type consumer struct {
+	stream string
+	config jetstream.ConsumerConfig
+}
+
+func durable(stream, name, about string, maxAckPending int, filters ...string) consumer {
+	c := jetstream.ConsumerConfig{
+		Durable: name, Name: name, Description: about,
+		DeliverPolicy: jetstream.DeliverAllPolicy, ReplayPolicy: jetstream.ReplayInstantPolicy,
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
+		// The worker decides when a message is poison; a server that stops delivering would lose it silently.
+		MaxDeliver: -1, MaxAckPending: maxAckPending, MaxWaiting: 512,
+		Metadata: map[string]string{MetaContract: contractVersion},
+	}
+	if len(filters) == 1 {
+		c.FilterSubject = filters[0]
+	} else {
+		c.FilterSubjects = filters
+	}
+	return consumer{stream: stream, config: c}
+}
+
+// consumers are those that exist once.
+func consumers() []consumer {
+	return []consumer{
+		durable(StreamCommands, ConsumerScheduler, "Decides what happens to sandboxes", 256, subject.SandboxCommands()),
+		durable(StreamEvents, ConsumerUsage, "Projects facts into ClickHouse", 20_000,
+			subject.AllExecs(), subject.AllSandboxes(), subject.AllWorkspaces()),
+		durable(StreamEvents, ConsumerSettle, "Settles the execs of sandboxes that are gone", 256, subject.AllSandboxes()),
+		durable(StreamEvents, ConsumerGC, "Removes what is over", 256, subject.AllSandboxes(), subject.AllWorkspaces()),
+	}
+}
+
+// workerConsumers are those of one worker.
+func workerConsumers(worker string) []consumer {
+	return []consumer{
+		durable(StreamCommands, ConsumerWorker(worker), "Materialises sandboxes on worker "+worker, 256,
+			subject.WorkerCommands(worker)),
+		durable(StreamCommands, ConsumerExec(worker), "Runs commands on worker "+worker, 1024, subject.ExecCommands(worker)),
+	}
+}
+

@@ -1,0 +1,157 @@
+package topology_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/topology"
+)
+
+func limited(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func configOf(t *testing.T, js jetstream.JetStream, stream string) jetstream.StreamConfig {
+	t.Helper()
+	s, err := js.Stream(limited(t), stream)
+	require.NoError(t, err)
+	return s.CachedInfo().Config
+}
+
+func TestEnsureTwiceChangesNothing(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	diff, err := topology.Diff(ctx, f.JS, f.Options)
+	require.NoError(t, err)
+	require.Empty(t, diff, "right after the first Ensure")
+	diff, err = topology.DiffWorker(ctx, f.JS, natstest.Worker, f.Options)
+	require.NoError(t, err)
+	require.Empty(t, diff)
+
+	updates, err := f.NC.SubscribeSync("$JS.EVENT.ADVISORY.*.*.>")
+	require.NoError(t, err)
+	before := configOf(t, f.JS, topology.StreamEvents)
+	require.NotEmpty(t, before.Metadata[topology.MetaIncarnation])
+	require.NoError(t, topology.Ensure(ctx, f.JS, f.Options))
+	require.NoError(t, topology.EnsureWorker(ctx, f.JS, natstest.Worker, f.Options))
+	require.Equal(t, before, configOf(t, f.JS, topology.StreamEvents))
+	require.NoError(t, f.NC.Flush())
+	pending, _, err := updates.Pending()
+	require.NoError(t, err)
+	require.Zero(t, pending, "the server announces whatever is created or updated")
+}
+
+func TestDiffSeesAPlantedDifferenceAndEnsureMendsIt(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	config := configOf(t, f.JS, topology.StreamEvents)
+	incarnation := config.Metadata[topology.MetaIncarnation]
+	config.Duplicates = time.Minute
+	_, err := f.JS.UpdateStream(ctx, config)
+	require.NoError(t, err)
+	require.NoError(t, f.JS.DeleteConsumer(ctx, topology.StreamEvents, topology.ConsumerGC))
+
+	diff, err := topology.Diff(ctx, f.JS, f.Options)
+	require.NoError(t, err)
+	require.Equal(t, []topology.Difference{
+		{Name: "EVT", Field: "duplicate_window", Want: "600000000000", Have: "60000000000"},
+		{Name: topology.ConsumerGC, Field: "exists", Want: "true", Have: "false"},
+	}, diff)
+	require.Equal(t, time.Minute, configOf(t, f.JS, topology.StreamEvents).Duplicates, "Diff changes nothing")
+
+	require.NoError(t, topology.Ensure(ctx, f.JS, f.Options))
+	diff, err = topology.Diff(ctx, f.JS, f.Options)
+	require.NoError(t, err)
+	require.Empty(t, diff)
+	require.Equal(t, incarnation, configOf(t, f.JS, topology.StreamEvents).Metadata[topology.MetaIncarnation])
+}
+
+func TestEventsCannotBeDeleted(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	ack, err := f.JS.Publish(ctx, "evt.acme.tenant", []byte("x"))
+	require.NoError(t, err)
+	s, err := f.JS.Stream(ctx, topology.StreamEvents)
+	require.NoError(t, err)
+	require.Error(t, s.DeleteMsg(ctx, ack.Sequence))
+	require.Error(t, s.SecureDeleteMsg(ctx, ack.Sequence))
+	config := s.CachedInfo().Config
+	config.DenyDelete = false
+	_, err = f.JS.UpdateStream(ctx, config)
+	require.Error(t, err, "nor can it be allowed again")
+	_, err = s.GetMsg(ctx, ack.Sequence)
+	require.NoError(t, err)
+}
+
+func TestEnsureRefusesToLoseEvents(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	for range 4 {
+		_, err := f.JS.Publish(ctx, "evt.acme.tenant", make([]byte, 100_000))
+		require.NoError(t, err)
+	}
+	err := topology.Ensure(ctx, f.JS, topology.Options{EventsMaxBytes: 200_000})
+	require.Equal(t, fault.FailedPrecondition, fault.CodeOf(err), "%v", err)
+	s, err := f.JS.Stream(ctx, topology.StreamEvents)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, s.CachedInfo().State.Msgs)
+}
+
+func TestEnsureAtTheSameTime(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	for _, name := range []string{topology.StreamEvents, topology.StreamOutput} {
+		require.NoError(t, f.JS.DeleteStream(ctx, name))
+	}
+	const n = 8
+	done := make(chan error, n)
+	for range n {
+		go func() { done <- topology.Ensure(ctx, f.JS, f.Options) }()
+	}
+	for range n {
+		require.NoError(t, <-done)
+	}
+	diff, err := topology.Diff(ctx, f.JS, f.Options)
+	require.NoError(t, err)
+	require.Empty(t, diff)
+}
+
+func TestWorkersDoNotTakeEachOthersCommands(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	require.NoError(t, topology.EnsureWorker(ctx, f.JS, "w2", f.Options))
+	err := topology.EnsureWorker(ctx, f.JS, "w.>", f.Options)
+	require.Equal(t, fault.InvalidArgument, fault.CodeOf(err), "a name must not widen a filter")
+
+	_, err = f.JS.Publish(ctx, "cmd.worker.w2.acme.s1", []byte("for w2"))
+	require.NoError(t, err)
+	for worker, want := range map[string]uint64{"w1": 0, "w2": 1} {
+		c, err := f.JS.Consumer(ctx, topology.StreamCommands, topology.ConsumerWorker(worker))
+		require.NoError(t, err)
+		require.Equal(t, want, c.CachedInfo().NumPending, worker)
+	}
+}
+
+func TestStoredEventsAreRepeatedLive(t *testing.T) {
+	f := natstest.Start(t)
+	live, err := f.NC.SubscribeSync("live.>")
+	require.NoError(t, err)
+	require.NoError(t, f.NC.Flush())
+	for _, s := range []string{"evt.acme.sandbox.s1", "out.acme.s1.x1"} {
+		_, err := f.JS.PublishMsg(limited(t), &nats.Msg{Subject: s, Data: []byte("x")})
+		require.NoError(t, err)
+		m, err := live.NextMsg(5 * time.Second)
+		require.NoError(t, err)
+		require.Equal(t, "live."+s, m.Subject)
+	}
+}
