@@ -1,0 +1,200 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+)
+
+// Options of a Relay; zero values are replaced by the defaults named.
+type Options struct {
+	// Interval is how long bytes wait for company after a chunk was stored (20 ms); the first ones never wait.
+	Interval time.Duration
+	// MinChunk bytes do not wait for the interval (32 KiB). MaxChunk bounds one chunk (256 KiB).
+	MinChunk, MaxChunk int
+	// QueueBytes is what one exec may hold that is not stored (512 KiB). Full: the toolbox is not read further.
+	QueueBytes int
+	// Budget bounds all execs together; nil: only QueueBytes bounds each.
+	Budget Budget
+	Log    *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Interval <= 0 {
+		o.Interval = 20 * time.Millisecond
+	}
+	if o.MinChunk <= 0 {
+		o.MinChunk = 32 << 10
+	}
+	if o.MaxChunk <= 0 {
+		o.MaxChunk = 256 << 10
+	}
+	if o.QueueBytes <= 0 {
+		o.QueueBytes = 512 << 10
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Stream is an attached exec: Recv gives output in order and then its end. Close makes Recv return.
+type Stream interface {
+	Recv() (*toolboxv1.AttachEvent, error)
+	Close()
+}
+
+// Attach opens the output of the exec from the offsets of its two streams on.
+type Attach func(ctx context.Context, stdout, stderr uint64) (Stream, error)
+
+// Exec names what is relayed.
+type Exec struct {
+	ID string
+	// Subject is subject.Output of the exec.
+	Subject string
+}
+
+// Relay stores output in OUT. It is safe for concurrent use; one exec has one Run at a time in a process, and a guard
+// in OUT against those of other processes.
+type Relay struct {
+	js   jetstream.JetStream
+	out  jetstream.Stream
+	opts Options
+}
+
+// New makes a relay into the stream of that name.
+func New(ctx context.Context, js jetstream.JetStream, stream string, o Options) (*Relay, error) {
+	out, err := js.Stream(ctx, stream)
+	if err != nil {
+		return nil, fmt.Errorf("open stream %s: %w", stream, err)
+	}
+	return &Relay{js: js, out: out, opts: o.withDefaults()}, nil
+}
+
+// Position reads how far the exec's output is stored; the zero Position where nothing is.
+func (r *Relay) Position(ctx context.Context, x Exec) (Position, error) {
+	m, err := r.out.GetLastMsgForSubject(ctx, x.Subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return Position{}, nil
+	}
+	if err != nil {
+		return Position{}, fmt.Errorf("read last chunk: %w", err)
+	}
+	return parsePosition(m.Sequence, m.Header)
+}
+
+// Run attaches behind pos and relays until the program's end, which it returns once all output is stored. It takes pos over.
+//
+// Any error leaves the end open: run again from Position. ErrFenced: another relay was faster. A stream that ends without
+// an end of the program is io.ErrUnexpectedEOF.
+func (r *Relay) Run(ctx context.Context, x Exec, pos Position, attach Attach) (Position, *toolboxv1.End, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := attach(ctx, pos.Stream(Stdout).End, pos.Stream(Stderr).End)
+	if err != nil {
+		return pos, nil, fmt.Errorf("attach: %w", err)
+	}
+	stop := context.AfterFunc(ctx, stream.Close)
+	defer stop()
+	defer stream.Close()
+
+	q := newQueue(r.opts)
+	pump := make(chan pumped, 1)
+	go func() {
+		end, err := pumpStream(ctx, q, stream, pos.stdout.End, pos.stderr.End)
+		q.close()
+		pump <- pumped{end, err}
+	}()
+	p := r.publisher(x, pos)
+	err = p.drain(ctx, q)
+	if err != nil {
+		// The pump may wait for room that nobody makes any more.
+		cancel()
+	}
+	got := <-pump
+	q.drop()
+	if err == nil {
+		err = got.err
+	}
+	if err != nil {
+		return p.pos, nil, err
+	}
+	return p.pos, got.end, nil
+}
+
+type pumped struct {
+	end *toolboxv1.End
+	err error
+}
+
+// drain stores what comes until the queue is closed and empty.
+func (p *publisher) drain(ctx context.Context, q *queue) error {
+	var last time.Time
+	for {
+		s, ok := q.next(ctx, last)
+		if !ok {
+			return ctx.Err()
+		}
+		err := p.publish(ctx, s)
+		q.stored(s)
+		if err != nil {
+			return fmt.Errorf("store output: %w", err)
+		}
+		last = time.Now()
+	}
+}
+
+// pumpStream reads the toolbox into the queue. It checks offsets: bytes that came before are cut off, bytes that never came
+// are a gap.
+func pumpStream(ctx context.Context, q *queue, stream Stream, stdout, stderr uint64) (*toolboxv1.End, error) {
+	next := map[uint32]uint64{Stdout: stdout, Stderr: stderr}
+	gap := func(s uint32, to uint64) {
+		if to > next[s] {
+			q.putGap(s, next[s], to)
+			next[s] = to
+		}
+	}
+	for {
+		e, err := stream.Recv()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, fmt.Errorf("read output: %w", err)
+		}
+		switch ev := e.GetEvent().(type) {
+		case *toolboxv1.AttachEvent_Data:
+			s, off, data := ev.Data.GetStream(), ev.Data.GetOffset(), ev.Data.GetData()
+			if Name(s) == "" {
+				return nil, fmt.Errorf("read output: there is no stream %d", s)
+			}
+			gap(s, off)
+			if past := next[s] - off; past < uint64(len(data)) {
+				if err := q.put(ctx, s, next[s], data[past:]); err != nil {
+					return nil, err
+				}
+				next[s] = off + uint64(len(data))
+			}
+		case *toolboxv1.AttachEvent_Skip:
+			if Name(ev.Skip.GetStream()) == "" {
+				return nil, fmt.Errorf("read output: there is no stream %d", ev.Skip.GetStream())
+			}
+			gap(ev.Skip.GetStream(), ev.Skip.GetTo())
+		case *toolboxv1.AttachEvent_End:
+			// Output that the toolbox counted and did not send is missing: said, never silent.
+			gap(Stdout, ev.End.GetStdout().GetBytes())
+			gap(Stderr, ev.End.GetStderr().GetBytes())
+			return ev.End, nil
+		}
+	}
+}

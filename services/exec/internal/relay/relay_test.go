@@ -1,0 +1,381 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/semaphore"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+)
+
+const testSubject = "out.acme.s1.x1"
+
+var testExec = Exec{ID: "x1", Subject: testSubject}
+
+type budget struct{ *semaphore.Weighted }
+
+// broker is a JetStream of its own with stream OUT.
+func broker(t testing.TB) (jetstream.JetStream, *server.Server) {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{JetStream: true, StoreDir: t.TempDir(), DontListen: true, NoLog: true, NoSigs: true})
+	require.NoError(t, err)
+	go s.Start()
+	require.True(t, s.ReadyForConnections(10*time.Second))
+	nc, err := nats.Connect("", nats.InProcessServer(s))
+	require.NoError(t, err)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "OUT", Subjects: []string{"out.>"}, AllowDirect: true, Duplicates: 10 * time.Minute,
+		RePublish: &jetstream.RePublish{Source: ">", Destination: "live.>"},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { nc.Close(); s.Shutdown() })
+	return js, s
+}
+
+// program is an output with both streams interleaved; attach serves it from any offset, as a toolbox does.
+type program struct {
+	writes []*toolboxv1.Data
+	totals map[uint32][]byte
+	end    *toolboxv1.End
+	// sent counts bytes handed to the relay.
+	mu   sync.Mutex
+	sent int
+	// cut, when over 0, breaks the stream after as many events; only once.
+	cut int
+}
+
+func newProgram(n int, size func() int) *program {
+	p := &program{totals: map[uint32][]byte{}}
+	for range n {
+		s := uint32(1)
+		if rand.IntN(4) == 0 {
+			s = 2
+		}
+		d := make([]byte, size())
+		for i := range d {
+			d[i] = byte(rand.Uint32())
+		}
+		p.writes = append(p.writes, &toolboxv1.Data{Stream: s, Offset: uint64(len(p.totals[s])), Data: d})
+		p.totals[s] = append(p.totals[s], d...)
+	}
+	p.end = &toolboxv1.End{
+		Reason: "exited", Stdout: &toolboxv1.StreamEnd{Bytes: uint64(len(p.totals[1]))},
+		Stderr: &toolboxv1.StreamEnd{Bytes: uint64(len(p.totals[2]))},
+	}
+	return p
+}
+
+type attached struct {
+	p     *program
+	next  int
+	skip  map[uint32]uint64
+	left  int
+	close chan struct{}
+	once  sync.Once
+}
+
+func (p *program) attach(_ context.Context, stdout, stderr uint64) (Stream, error) {
+	a := &attached{p: p, skip: map[uint32]uint64{1: stdout, 2: stderr}, left: p.cut, close: make(chan struct{})}
+	return a, nil
+}
+
+func (a *attached) Close() { a.once.Do(func() { close(a.close) }) }
+
+func (a *attached) Recv() (*toolboxv1.AttachEvent, error) {
+	select {
+	case <-a.close:
+		return nil, errors.New("closed")
+	default:
+	}
+	for a.next < len(a.p.writes) {
+		w := a.p.writes[a.next]
+		a.next++
+		from := a.skip[w.Stream]
+		if w.Offset+uint64(len(w.Data)) <= from {
+			continue
+		}
+		if a.left > 0 {
+			if a.left--; a.left == 0 {
+				return nil, io.EOF
+			}
+		}
+		cut := max(from, w.Offset) - w.Offset
+		d := &toolboxv1.Data{Stream: w.Stream, Offset: w.Offset + cut, Data: bytes.Clone(w.Data[cut:])}
+		a.p.mu.Lock()
+		a.p.sent += len(d.Data)
+		a.p.mu.Unlock()
+		return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: d}}, nil
+	}
+	return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: a.p.end}}, nil
+}
+
+// stored reads all chunks of the exec and checks that numbers and offsets have no hole and no repeat.
+func stored(t testing.TB, js jetstream.JetStream) (map[uint32][]byte, int) {
+	t.Helper()
+	st, err := js.Stream(t.Context(), "OUT")
+	require.NoError(t, err)
+	info, err := st.Info(t.Context())
+	require.NoError(t, err)
+	got, chunks := map[uint32][]byte{}, 0
+	for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
+		m, err := st.GetMsg(t.Context(), seq)
+		require.NoError(t, err)
+		chunks++
+		require.Equal(t, strconv.Itoa(chunks), m.Header.Get(HeaderChunk))
+		s := uint32(Stdout)
+		if m.Header.Get(HeaderStream) == "stderr" {
+			s = Stderr
+		}
+		require.Equal(t, strconv.Itoa(len(got[s])), m.Header.Get(HeaderOffset), "chunk %d", chunks)
+		got[s] = append(got[s], m.Data...)
+	}
+	return got, chunks
+}
+
+func newRelay(t testing.TB, js jetstream.JetStream, o Options) *Relay {
+	t.Helper()
+	r, err := New(t.Context(), js, "OUT", o)
+	require.NoError(t, err)
+	return r
+}
+
+// finish runs until the end, from the stored position after every error, as a supervisor does.
+func finish(t testing.TB, r *Relay, p *program) (Position, int) {
+	t.Helper()
+	for runs := 1; ; runs++ {
+		pos, err := r.Position(t.Context(), testExec)
+		require.NoError(t, err)
+		pos, end, err := r.Run(t.Context(), testExec, pos, p.attach)
+		if err == nil {
+			require.Same(t, p.end, end)
+			return pos, runs
+		}
+		require.Less(t, runs, 1000, "no end: %v", err)
+	}
+}
+
+func requireWhole(t testing.TB, js jetstream.JetStream, p *program, pos Position) {
+	t.Helper()
+	got, chunks := stored(t, js)
+	require.Equal(t, uint64(chunks), pos.Chunk)
+	for _, s := range []uint32{Stdout, Stderr} {
+		require.True(t, bytes.Equal(p.totals[s], got[s]), "%s differs: %d bytes of %d", Name(s), len(got[s]), len(p.totals[s]))
+		out := pos.Output(s)
+		sum := sha256.Sum256(p.totals[s])
+		require.Equal(t, sum[:], out.GetSha256())
+		require.Equal(t, uint64(len(p.totals[s])), out.GetBytes())
+		require.Zero(t, out.GetDroppedBytes())
+	}
+}
+
+func TestOutputIsStoredOnceInOrderOverCutStreams(t *testing.T) {
+	js, _ := broker(t)
+	p := newProgram(400, func() int { return 1 + rand.IntN(20_000) })
+	p.cut = 23
+	pos, runs := finish(t, newRelay(t, js, Options{}), p)
+	require.Greater(t, runs, 5)
+	requireWhole(t, js, p, pos)
+}
+
+func TestRelaysThatRaceStoreEachByteOnce(t *testing.T) {
+	js, _ := broker(t)
+	p := newProgram(300, func() int { return 1 + rand.IntN(3000) })
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var last Position
+	for range 4 {
+		r := newRelay(t, js, Options{MinChunk: 1 + rand.IntN(5000), Interval: time.Millisecond})
+		wg.Go(func() {
+			pos, _ := finish(t, r, p)
+			mu.Lock()
+			defer mu.Unlock()
+			if pos.Chunk >= last.Chunk {
+				last = pos
+			}
+		})
+	}
+	wg.Wait()
+	requireWhole(t, js, p, last)
+}
+
+func TestRelayStoppedAtRandomPointsGoesOn(t *testing.T) {
+	js, _ := broker(t)
+	p := newProgram(500, func() int { return 1 + rand.IntN(8000) })
+	r := newRelay(t, js, Options{})
+	stops := 0
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rand.IntN(12))*time.Millisecond)
+		pos, err := r.Position(t.Context(), testExec)
+		require.NoError(t, err)
+		pos, _, err = r.Run(ctx, testExec, pos, p.attach)
+		cancel()
+		if err == nil {
+			requireWhole(t, js, p, pos)
+			break
+		}
+		stops++
+	}
+	require.Positive(t, stops)
+}
+
+func TestGapIsAFact(t *testing.T) {
+	js, _ := broker(t)
+	events := []*toolboxv1.AttachEvent{
+		{Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: []byte("head")}}},
+		{Event: &toolboxv1.AttachEvent_Skip{Skip: &toolboxv1.Skip{Stream: 1, From: 4, To: 1000}}},
+		{Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Offset: 1000, Data: []byte("tail")}}},
+		{Event: &toolboxv1.AttachEvent_End{End: &toolboxv1.End{Stdout: &toolboxv1.StreamEnd{Bytes: 1010}}}},
+	}
+	r := newRelay(t, js, Options{})
+	_, end, err := r.Run(t.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) {
+		return &script{events: events}, nil
+	})
+	require.NoError(t, err)
+	require.NotNil(t, end)
+	// What the next relay would read says the same.
+	pos, err := r.Position(t.Context(), testExec)
+	require.NoError(t, err)
+	out, sum := pos.Output(Stdout), sha256.Sum256([]byte("headtail"))
+	require.Equal(t, uint64(1010), out.GetBytes())
+	require.Equal(t, uint64(996+6), out.GetDroppedBytes())
+	require.Len(t, out.GetGaps(), 2)
+	require.Equal(t, uint64(4), out.GetGaps()[0].GetFrom())
+	require.Equal(t, uint64(1000), out.GetGaps()[0].GetTo())
+	require.Equal(t, sum[:], out.GetSha256())
+	st, err := js.Stream(t.Context(), "OUT")
+	require.NoError(t, err)
+	m, err := st.GetMsg(t.Context(), 2)
+	require.NoError(t, err)
+	require.Equal(t, "1000", m.Header.Get(HeaderGapTo))
+	require.Empty(t, m.Data)
+}
+
+type script struct{ events []*toolboxv1.AttachEvent }
+
+func (s *script) Close() {}
+
+func (s *script) Recv() (*toolboxv1.AttachEvent, error) {
+	if len(s.events) == 0 {
+		return nil, io.EOF
+	}
+	e := s.events[0]
+	s.events = s.events[1:]
+	return e, nil
+}
+
+func TestStreamWithoutAnEndIsNoEnd(t *testing.T) {
+	js, _ := broker(t)
+	r := newRelay(t, js, Options{})
+	pos, end, err := r.Run(t.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) {
+		return &script{events: []*toolboxv1.AttachEvent{
+			{Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: []byte("half")}}},
+		}}, nil
+	})
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.Nil(t, end)
+	require.Equal(t, uint64(4), pos.Stream(Stdout).End, "what came is stored")
+}
+
+func TestStoppedServerHoldsTheProgramBack(t *testing.T) {
+	js, srv := broker(t)
+	p := newProgram(2000, func() int { return 64 << 10 })
+	const limit = 1 << 20
+	b := budget{semaphore.NewWeighted(limit)}
+	r := newRelay(t, js, Options{Budget: b})
+	require.NoError(t, srv.DisableJetStream())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := r.Run(ctx, testExec, Position{}, p.attach)
+		done <- err
+	}()
+	sent := func() int { p.mu.Lock(); defer p.mu.Unlock(); return p.sent }
+	require.Eventually(t, func() bool { return sent() > 256<<10 }, 5*time.Second, time.Millisecond)
+	require.Never(t, func() bool { return sent() > 2<<20 }, 300*time.Millisecond, 10*time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	require.True(t, b.TryAcquire(limit), "all room is given back")
+}
+
+func TestLargeOutputInFlatMemory(t *testing.T) {
+	js, _ := broker(t)
+	r := newRelay(t, js, Options{})
+	const total = 256 << 20
+	var peak uint64
+	src := &zeros{total: total, each: func() {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		peak = max(peak, m.HeapInuse)
+	}}
+	began := time.Now()
+	pos, _, err := r.Run(t.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) { return src, nil })
+	require.NoError(t, err)
+	require.Equal(t, uint64(total), pos.Stream(Stdout).End)
+	t.Logf("%.0f MB/s in %d chunks, heap at most %d MiB", total/1e6/time.Since(began).Seconds(), pos.Chunk, peak>>20)
+	require.Less(t, peak, uint64(200<<20))
+}
+
+// zeros is an output of a given length in writes of 64 KiB.
+type zeros struct {
+	total, at int
+	each      func()
+}
+
+func (z *zeros) Close() {}
+
+func (z *zeros) Recv() (*toolboxv1.AttachEvent, error) {
+	if z.at >= z.total {
+		return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: &toolboxv1.End{
+			Stdout: &toolboxv1.StreamEnd{Bytes: uint64(z.total)},
+		}}}, nil
+	}
+	d := &toolboxv1.Data{Stream: 1, Offset: uint64(z.at), Data: make([]byte, 64<<10)}
+	z.at += len(d.Data)
+	if z.each != nil && z.at%(8<<20) == 0 {
+		z.each()
+	}
+	return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: d}}, nil
+}
+
+func BenchmarkRelay(b *testing.B) {
+	for _, max := range []int{32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10} {
+		b.Run(fmt.Sprintf("chunk=%dKiB", max>>10), func(b *testing.B) {
+			js, _ := broker(b)
+			r := newRelay(b, js, Options{MaxChunk: max})
+			b.SetBytes(64 << 10)
+			src := &zeros{total: b.N * 64 << 10}
+			b.ResetTimer()
+			_, _, err := r.Run(b.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) { return src, nil })
+			require.NoError(b, err)
+		})
+	}
+}
+
+func BenchmarkRawAsync(b *testing.B) {
+	js, _ := broker(b)
+	data := make([]byte, 64<<10)
+	b.SetBytes(64 << 10)
+	for range b.N {
+		_, err := js.PublishAsync(testSubject, data)
+		require.NoError(b, err)
+	}
+	<-js.PublishAsyncComplete()
+}
