@@ -184,3 +184,23 @@ func FilesOf(worker string) string { return "svc.files." + worker + ".>" }
 func DeadLetter(service, consumer, original string) string {
 	return "dlq." + service + "." + consumer + "." + original
 }
+
+// Readers is where a gateway that follows an exec answers whether somebody reads it: svc.readers.<tenant>.<sandbox>.<exec>
+func Readers(tenant, sandbox, exec string) string {
+	return "svc.readers." + tenant + "." + sandbox + "." + exec
+}
+
+// BucketStream is the stream behind a KV bucket: KV_<bucket>
+func BucketStream(bucket string) string { return "KV_" + bucket }
+
+// BucketKeys matches the keys of a tenant in a bucket whose keys begin with it, of every tenant where it is empty:
+// $KV.<bucket>.<tenant>.>
+func BucketKeys(bucket, tenant string) string {
+	if tenant == "" {
+		return "$KV." + bucket + ".>"
+	}
+	return "$KV." + bucket + "." + tenant + ".>"
+}
+
+// Usage is where a usage service answers UsageQuery requests: svc.usage
+func Usage() string { return "svc.usage" }

@@ -11,6 +11,7 @@ package commandsv1
 
 import (
 	v11 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	v12 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	v1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -1976,11 +1977,167 @@ func (x *FileInfo) GetLinkTarget() string {
 	return ""
 }
 
+// UsageQuery is a request on svc.usage, answered by any usage service.
+type UsageQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: every tenant (development mode only; the gateway sees to it).
+	TenantId  string `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	SandboxId string `protobuf:"bytes,3,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId    string `protobuf:"bytes,4,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	// 1 to 200.
+	Limit uint32 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
+	// next_cursor of the page before.
+	Cursor        string `protobuf:"bytes,6,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageQuery) Reset() {
+	*x = UsageQuery{}
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageQuery) ProtoMessage() {}
+
+func (x *UsageQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
+func (*UsageQuery) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *UsageQuery) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *UsageQuery) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *UsageQuery) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *UsageQuery) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *UsageQuery) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *UsageQuery) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+type UsageReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Error         *v11.ErrorDetail       `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	GrpcCode      uint32                 `protobuf:"varint,2,opt,name=grpc_code,json=grpcCode,proto3" json:"grpc_code,omitempty"`
+	Rows          []*v12.UsageRow        `protobuf:"bytes,3,rep,name=rows,proto3" json:"rows,omitempty"`
+	NextCursor    string                 `protobuf:"bytes,4,opt,name=next_cursor,json=nextCursor,proto3" json:"next_cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageReply) Reset() {
+	*x = UsageReply{}
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageReply) ProtoMessage() {}
+
+func (x *UsageReply) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
+func (*UsageReply) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *UsageReply) GetError() *v11.ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *UsageReply) GetGrpcCode() uint32 {
+	if x != nil {
+		return x.GrpcCode
+	}
+	return 0
+}
+
+func (x *UsageReply) GetRows() []*v12.UsageRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *UsageReply) GetNextCursor() string {
+	if x != nil {
+		return x.NextCursor
+	}
+	return ""
+}
+
 var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x03\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x03\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2164,7 +2321,24 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12\x1f\n" +
 	"\vlink_target\x18\x06 \x01(\tR\n" +
-	"linkTargetBDZBgithub.com/sandtrail/sandtrail/proto/gen/go/commands/v1;commandsv1b\x06proto3"
+	"linkTarget\"\xae\x01\n" +
+	"\n" +
+	"UsageQuery\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x03 \x01(\tR\tsandboxId\x12\x17\n" +
+	"\aexec_id\x18\x04 \x01(\tR\x06execId\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06cursor\x18\x06 \x01(\tR\x06cursor\"\xa2\x01\n" +
+	"\n" +
+	"UsageReply\x12,\n" +
+	"\x05error\x18\x01 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1b\n" +
+	"\tgrpc_code\x18\x02 \x01(\rR\bgrpcCode\x12(\n" +
+	"\x04rows\x18\x03 \x03(\v2\x14.compute.v1.UsageRowR\x04rows\x12\x1f\n" +
+	"\vnext_cursor\x18\x04 \x01(\tR\n" +
+	"nextCursorBDZBgithub.com/sandtrail/sandtrail/proto/gen/go/commands/v1;commandsv1b\x06proto3"
 
 var (
 	file_commands_v1_commands_proto_rawDescOnce sync.Once
@@ -2178,7 +2352,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -2202,62 +2376,67 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*StatsCall)(nil),             // 19: sandtrail.commands.v1.StatsCall
 	(*FileReply)(nil),             // 20: sandtrail.commands.v1.FileReply
 	(*FileInfo)(nil),              // 21: sandtrail.commands.v1.FileInfo
-	nil,                           // 22: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 23: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 25: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 26: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 27: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 28: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 29: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 30: common.v1.UsageMetrics
-	(*v1.ExecCompleted)(nil),      // 31: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 32: sandtrail.events.v1.ExecLost
+	(*UsageQuery)(nil),            // 22: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 23: sandtrail.commands.v1.UsageReply
+	nil,                           // 24: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 25: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 27: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 28: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 29: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 30: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 31: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 32: common.v1.UsageMetrics
+	(*v1.ExecCompleted)(nil),      // 33: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 34: sandtrail.events.v1.ExecLost
+	(*v12.UsageRow)(nil),          // 35: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	24, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	26, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
-	25, // 3: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	26, // 4: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	22, // 5: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	23, // 6: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	24, // 7: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	27, // 3: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	28, // 4: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	24, // 5: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	25, // 6: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	26, // 7: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	5,  // 8: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	6,  // 9: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	7,  // 10: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	24, // 11: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	26, // 11: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	9,  // 12: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	10, // 13: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	27, // 14: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	28, // 15: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	29, // 16: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	24, // 17: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	24, // 18: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	24, // 19: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	24, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	30, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	24, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	27, // 23: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	31, // 24: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	32, // 25: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	24, // 26: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	24, // 27: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	24, // 28: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	24, // 29: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	29, // 14: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	30, // 15: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	31, // 16: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	26, // 17: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	26, // 18: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	26, // 19: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	26, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	32, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	26, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	29, // 23: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	33, // 24: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	34, // 25: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	26, // 26: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	26, // 27: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	26, // 28: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	26, // 29: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
 	16, // 30: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	17, // 31: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	18, // 32: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
 	19, // 33: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	28, // 34: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	30, // 34: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
 	21, // 35: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	30, // 36: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	24, // 37: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	32, // 36: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	26, // 37: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	30, // 38: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	35, // 39: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -2290,7 +2469,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

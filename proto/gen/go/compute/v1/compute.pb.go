@@ -2622,6 +2622,271 @@ func (x *WatchEventsResponse) GetHeartbeat() bool {
 	return false
 }
 
+type ListUsageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Page  *v1.PageRequest        `protobuf:"bytes,1,opt,name=page,proto3" json:"page,omitempty"`
+	// As in ListSandboxesRequest.
+	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// Each empty: all.
+	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	SandboxId     string `protobuf:"bytes,4,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId        string `protobuf:"bytes,5,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUsageRequest) Reset() {
+	*x = ListUsageRequest{}
+	mi := &file_compute_v1_compute_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUsageRequest) ProtoMessage() {}
+
+func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_compute_v1_compute_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
+func (*ListUsageRequest) Descriptor() ([]byte, []int) {
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListUsageRequest) GetPage() *v1.PageRequest {
+	if x != nil {
+		return x.Page
+	}
+	return nil
+}
+
+func (x *ListUsageRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *ListUsageRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListUsageRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ListUsageRequest) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+type ListUsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          []*UsageRow            `protobuf:"bytes,1,rep,name=rows,proto3" json:"rows,omitempty"`
+	Page          *v1.PageResponse       `protobuf:"bytes,2,opt,name=page,proto3" json:"page,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUsageResponse) Reset() {
+	*x = ListUsageResponse{}
+	mi := &file_compute_v1_compute_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUsageResponse) ProtoMessage() {}
+
+func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_compute_v1_compute_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
+func (*ListUsageResponse) Descriptor() ([]byte, []int) {
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListUsageResponse) GetRows() []*UsageRow {
+	if x != nil {
+		return x.Rows
+	}
+	return nil
+}
+
+func (x *ListUsageResponse) GetPage() *v1.PageResponse {
+	if x != nil {
+		return x.Page
+	}
+	return nil
+}
+
+// UsageRow is one row of agents.usage_events.
+type UsageRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The usage_event_id of the exec.
+	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	EventType  string                 `protobuf:"bytes,2,opt,name=event_type,json=eventType,proto3" json:"event_type,omitempty"`
+	TenantId   string                 `protobuf:"bytes,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	SessionId  string                 `protobuf:"bytes,4,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	SandboxId  string                 `protobuf:"bytes,5,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId     string                 `protobuf:"bytes,6,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	OccurredAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=occurred_at,json=occurredAt,proto3" json:"occurred_at,omitempty"`
+	Usage      *v1.UsageMetrics       `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
+	WallTimeMs uint64                 `protobuf:"varint,9,opt,name=wall_time_ms,json=wallTimeMs,proto3" json:"wall_time_ms,omitempty"`
+	ExitCode   *int32                 `protobuf:"varint,10,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
+	Reason     string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Stream sequence of the event that the row was made from.
+	StreamSequence uint64 `protobuf:"varint,12,opt,name=stream_sequence,json=streamSequence,proto3" json:"stream_sequence,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *UsageRow) Reset() {
+	*x = UsageRow{}
+	mi := &file_compute_v1_compute_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRow) ProtoMessage() {}
+
+func (x *UsageRow) ProtoReflect() protoreflect.Message {
+	mi := &file_compute_v1_compute_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRow.ProtoReflect.Descriptor instead.
+func (*UsageRow) Descriptor() ([]byte, []int) {
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *UsageRow) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UsageRow) GetEventType() string {
+	if x != nil {
+		return x.EventType
+	}
+	return ""
+}
+
+func (x *UsageRow) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *UsageRow) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *UsageRow) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *UsageRow) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *UsageRow) GetOccurredAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OccurredAt
+	}
+	return nil
+}
+
+func (x *UsageRow) GetUsage() *v1.UsageMetrics {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *UsageRow) GetWallTimeMs() uint64 {
+	if x != nil {
+		return x.WallTimeMs
+	}
+	return 0
+}
+
+func (x *UsageRow) GetExitCode() int32 {
+	if x != nil && x.ExitCode != nil {
+		return *x.ExitCode
+	}
+	return 0
+}
+
+func (x *UsageRow) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UsageRow) GetStreamSequence() uint64 {
+	if x != nil {
+		return x.StreamSequence
+	}
+	return 0
+}
+
 var File_compute_v1_compute_proto protoreflect.FileDescriptor
 
 const file_compute_v1_compute_proto_rawDesc = "" +
@@ -2880,13 +3145,45 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x06digest\x18\f \x01(\fR\x06digest\x12\x12\n" +
 	"\x04body\x18\r \x01(\fR\x04body\x12\x1b\n" +
 	"\tbody_json\x18\x0e \x01(\tR\bbodyJson\x12\x1c\n" +
-	"\theartbeat\x18\x0f \x01(\bR\theartbeat*\x9f\x01\n" +
+	"\theartbeat\x18\x0f \x01(\bR\theartbeat\"\xf7\x01\n" +
+	"\x10ListUsageRequest\x12*\n" +
+	"\x04page\x18\x01 \x01(\v2\x16.common.v1.PageRequestR\x04page\x12<\n" +
+	"\ttenant_id\x18\x02 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\x12'\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\tsessionId\x12*\n" +
+	"\n" +
+	"sandbox_id\x18\x04 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tsandboxId\x12$\n" +
+	"\aexec_id\x18\x05 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\x06execId\"j\n" +
+	"\x11ListUsageResponse\x12(\n" +
+	"\x04rows\x18\x01 \x03(\v2\x14.compute.v1.UsageRowR\x04rows\x12+\n" +
+	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xac\x03\n" +
+	"\bUsageRow\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
+	"\n" +
+	"event_type\x18\x02 \x01(\tR\teventType\x12\x1b\n" +
+	"\ttenant_id\x18\x03 \x01(\tR\btenantId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x04 \x01(\tR\tsessionId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x05 \x01(\tR\tsandboxId\x12\x17\n" +
+	"\aexec_id\x18\x06 \x01(\tR\x06execId\x12;\n" +
+	"\voccurred_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"occurredAt\x12-\n" +
+	"\x05usage\x18\b \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12 \n" +
+	"\fwall_time_ms\x18\t \x01(\x04R\n" +
+	"wallTimeMs\x12 \n" +
+	"\texit_code\x18\n" +
+	" \x01(\x05H\x00R\bexitCode\x88\x01\x01\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x12'\n" +
+	"\x0fstream_sequence\x18\f \x01(\x04R\x0estreamSequenceB\f\n" +
+	"\n" +
+	"_exit_code*\x9f\x01\n" +
 	"\rSandboxStatus\x12\x1e\n" +
 	"\x1aSANDBOX_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17SANDBOX_STATUS_STARTING\x10\x01\x12\x18\n" +
 	"\x14SANDBOX_STATUS_READY\x10\x02\x12\x19\n" +
 	"\x15SANDBOX_STATUS_FAILED\x10\x03\x12\x1c\n" +
-	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\xbd\a\n" +
+	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\x87\b\n" +
 	"\x0eComputeService\x12T\n" +
 	"\rCreateSandbox\x12 .compute.v1.CreateSandboxRequest\x1a!.compute.v1.CreateSandboxResponse\x12W\n" +
 	"\x0eDestroySandbox\x12!.compute.v1.DestroySandboxRequest\x1a\".compute.v1.DestroySandboxResponse\x12Z\n" +
@@ -2901,7 +3198,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\n" +
 	"CancelExec\x12\x1d.compute.v1.CancelExecRequest\x1a\x1e.compute.v1.CancelExecResponse\x12B\n" +
 	"\aGetExec\x12\x1a.compute.v1.GetExecRequest\x1a\x1b.compute.v1.GetExecResponse\x12P\n" +
-	"\vWatchEvents\x12\x1e.compute.v1.WatchEventsRequest\x1a\x1f.compute.v1.WatchEventsResponse0\x01BBZ@github.com/sandtrail/sandtrail/proto/gen/go/compute/v1;computev1b\x06proto3"
+	"\vWatchEvents\x12\x1e.compute.v1.WatchEventsRequest\x1a\x1f.compute.v1.WatchEventsResponse0\x01\x12H\n" +
+	"\tListUsage\x12\x1c.compute.v1.ListUsageRequest\x1a\x1d.compute.v1.ListUsageResponseBBZ@github.com/sandtrail/sandtrail/proto/gen/go/compute/v1;computev1b\x06proto3"
 
 var (
 	file_compute_v1_compute_proto_rawDescOnce sync.Once
@@ -2916,7 +3214,7 @@ func file_compute_v1_compute_proto_rawDescGZIP() []byte {
 }
 
 var file_compute_v1_compute_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_compute_v1_compute_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_compute_v1_compute_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_compute_v1_compute_proto_goTypes = []any{
 	(SandboxStatus)(0),              // 0: compute.v1.SandboxStatus
 	(*WorkspaceSpec)(nil),           // 1: compute.v1.WorkspaceSpec
@@ -2952,91 +3250,101 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*GetExecResponse)(nil),         // 31: compute.v1.GetExecResponse
 	(*WatchEventsRequest)(nil),      // 32: compute.v1.WatchEventsRequest
 	(*WatchEventsResponse)(nil),     // 33: compute.v1.WatchEventsResponse
-	nil,                             // 34: compute.v1.CreateSandboxRequest.EnvVarsEntry
-	nil,                             // 35: compute.v1.CreateSandboxRequest.LabelsEntry
-	nil,                             // 36: compute.v1.SandboxDetail.LabelsEntry
-	nil,                             // 37: compute.v1.ExecCommandRequest.EnvEntry
-	(*durationpb.Duration)(nil),     // 38: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),         // 40: common.v1.UsageMetrics
-	(*v1.PageRequest)(nil),          // 41: common.v1.PageRequest
-	(*v1.PageResponse)(nil),         // 42: common.v1.PageResponse
+	(*ListUsageRequest)(nil),        // 34: compute.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),       // 35: compute.v1.ListUsageResponse
+	(*UsageRow)(nil),                // 36: compute.v1.UsageRow
+	nil,                             // 37: compute.v1.CreateSandboxRequest.EnvVarsEntry
+	nil,                             // 38: compute.v1.CreateSandboxRequest.LabelsEntry
+	nil,                             // 39: compute.v1.SandboxDetail.LabelsEntry
+	nil,                             // 40: compute.v1.ExecCommandRequest.EnvEntry
+	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),         // 43: common.v1.UsageMetrics
+	(*v1.PageRequest)(nil),          // 44: common.v1.PageRequest
+	(*v1.PageResponse)(nil),         // 45: common.v1.PageResponse
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
-	38, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
+	41, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
 	1,  // 1: compute.v1.CreateSandboxRequest.workspace:type_name -> compute.v1.WorkspaceSpec
 	2,  // 2: compute.v1.CreateSandboxRequest.limits:type_name -> compute.v1.ResourceLimits
-	34, // 3: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
-	35, // 4: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
+	37, // 3: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
+	38, // 4: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
 	0,  // 5: compute.v1.CreateSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	39, // 6: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	38, // 7: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
-	40, // 8: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
-	39, // 9: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	42, // 6: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	41, // 7: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
+	43, // 8: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
+	42, // 9: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
 	0,  // 10: compute.v1.DescribeSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	39, // 11: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	38, // 12: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
-	40, // 13: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
+	42, // 11: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	41, // 12: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
+	43, // 13: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
 	9,  // 14: compute.v1.DescribeSandboxResponse.detail:type_name -> compute.v1.SandboxDetail
-	36, // 15: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
+	39, // 15: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
 	2,  // 16: compute.v1.SandboxDetail.limits:type_name -> compute.v1.ResourceLimits
 	1,  // 17: compute.v1.SandboxDetail.workspace:type_name -> compute.v1.WorkspaceSpec
-	39, // 18: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
-	39, // 19: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
-	39, // 20: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
-	39, // 21: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	41, // 22: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
+	42, // 18: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
+	42, // 19: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
+	42, // 20: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
+	42, // 21: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	44, // 22: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
 	0,  // 23: compute.v1.ListSandboxesRequest.statuses:type_name -> compute.v1.SandboxStatus
 	8,  // 24: compute.v1.ListSandboxesResponse.sandboxes:type_name -> compute.v1.DescribeSandboxResponse
-	42, // 25: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
-	37, // 26: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
-	38, // 27: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
+	45, // 25: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
+	40, // 26: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
+	41, // 27: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 28: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
 	14, // 29: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
 	18, // 30: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
 	16, // 31: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
 	17, // 32: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
-	39, // 33: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
-	38, // 34: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
-	40, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	42, // 33: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
+	41, // 34: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
+	43, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	19, // 36: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
 	19, // 37: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
 	26, // 38: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
-	39, // 39: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	42, // 39: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
 	18, // 40: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
-	39, // 41: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
-	39, // 42: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
-	39, // 43: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
-	39, // 44: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
-	3,  // 45: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
-	5,  // 46: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
-	7,  // 47: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	12, // 48: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	20, // 49: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	22, // 50: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	24, // 51: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 52: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	27, // 53: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	28, // 54: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	30, // 55: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	32, // 56: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	4,  // 57: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 58: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 59: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	15, // 60: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	21, // 61: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	23, // 62: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	25, // 63: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 64: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 65: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	29, // 66: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	31, // 67: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	33, // 68: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	57, // [57:69] is the sub-list for method output_type
-	45, // [45:57] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	42, // 41: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
+	42, // 42: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
+	42, // 43: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
+	42, // 44: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
+	44, // 45: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
+	36, // 46: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
+	45, // 47: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
+	42, // 48: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
+	43, // 49: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
+	3,  // 50: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
+	5,  // 51: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
+	7,  // 52: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
+	12, // 53: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	20, // 54: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	22, // 55: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	24, // 56: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 57: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	27, // 58: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	28, // 59: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	30, // 60: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	32, // 61: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	34, // 62: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	4,  // 63: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 64: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 65: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	15, // 66: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	21, // 67: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	23, // 68: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	25, // 69: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 70: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 71: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	29, // 72: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	31, // 73: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	33, // 74: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	35, // 75: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	63, // [63:76] is the sub-list for method output_type
+	50, // [50:63] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_compute_v1_compute_proto_init() }
@@ -3051,13 +3359,14 @@ func file_compute_v1_compute_proto_init() {
 		(*ExecEvent_Heartbeat)(nil),
 		(*ExecEvent_Gap)(nil),
 	}
+	file_compute_v1_compute_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_compute_v1_compute_proto_rawDesc), len(file_compute_v1_compute_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   37,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

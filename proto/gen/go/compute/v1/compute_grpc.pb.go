@@ -34,6 +34,7 @@ const (
 	ComputeService_CancelExec_FullMethodName      = "/compute.v1.ComputeService/CancelExec"
 	ComputeService_GetExec_FullMethodName         = "/compute.v1.ComputeService/GetExec"
 	ComputeService_WatchEvents_FullMethodName     = "/compute.v1.ComputeService/WatchEvents"
+	ComputeService_ListUsage_FullMethodName       = "/compute.v1.ComputeService/ListUsage"
 )
 
 // ComputeServiceClient is the client API for ComputeService service.
@@ -67,6 +68,8 @@ type ComputeServiceClient interface {
 	GetExec(ctx context.Context, in *GetExecRequest, opts ...grpc.CallOption) (*GetExecResponse, error)
 	// WatchEvents streams the tenant's events from a sequence on and follows the log.
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error)
+	// ListUsage pages through the tenant's usage rows, newest first. A row appears within seconds of its event.
+	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
 }
 
 type computeServiceClient struct {
@@ -224,6 +227,16 @@ func (c *computeServiceClient) WatchEvents(ctx context.Context, in *WatchEventsR
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ComputeService_WatchEventsClient = grpc.ServerStreamingClient[WatchEventsResponse]
 
+func (c *computeServiceClient) ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListUsageResponse)
+	err := c.cc.Invoke(ctx, ComputeService_ListUsage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ComputeServiceServer is the server API for ComputeService service.
 // All implementations must embed UnimplementedComputeServiceServer
 // for forward compatibility.
@@ -255,6 +268,8 @@ type ComputeServiceServer interface {
 	GetExec(context.Context, *GetExecRequest) (*GetExecResponse, error)
 	// WatchEvents streams the tenant's events from a sequence on and follows the log.
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error
+	// ListUsage pages through the tenant's usage rows, newest first. A row appears within seconds of its event.
+	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
 	mustEmbedUnimplementedComputeServiceServer()
 }
 
@@ -300,6 +315,9 @@ func (UnimplementedComputeServiceServer) GetExec(context.Context, *GetExecReques
 }
 func (UnimplementedComputeServiceServer) WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchEvents not implemented")
+}
+func (UnimplementedComputeServiceServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
 }
 func (UnimplementedComputeServiceServer) mustEmbedUnimplementedComputeServiceServer() {}
 func (UnimplementedComputeServiceServer) testEmbeddedByValue()                        {}
@@ -517,6 +535,24 @@ func _ComputeService_WatchEvents_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ComputeService_WatchEventsServer = grpc.ServerStreamingServer[WatchEventsResponse]
 
+func _ComputeService_ListUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ComputeServiceServer).ListUsage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ComputeService_ListUsage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ComputeServiceServer).ListUsage(ctx, req.(*ListUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ComputeService_ServiceDesc is the grpc.ServiceDesc for ComputeService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -559,6 +595,10 @@ var ComputeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetExec",
 			Handler:    _ComputeService_GetExec_Handler,
+		},
+		{
+			MethodName: "ListUsage",
+			Handler:    _ComputeService_ListUsage_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,164 @@
+// Package app is the gateway: the edge through which callers reach Sandtrail.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/ops"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
+)
+
+// drain is how long open calls may go on after a stop; then they are cut. Their execs go on.
+const drain = 5 * time.Second
+
+// Deps are what the gateway needs from whoever composes it.
+type Deps struct {
+	NC       *nats.Conn
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+	// Checks are further conditions of readiness by name, from services in the same process.
+	Checks map[string]func() error
+}
+
+// App is a gateway that listens and has not begun to serve.
+type App struct {
+	log    *slog.Logger
+	nc     *nats.Conn
+	keys   *principal.Keys
+	server *grpc.Server
+	health *health.Server
+	ops    *http.Server
+	grpcL  net.Listener
+	httpL  net.Listener
+}
+
+// New checks the configuration and opens both listeners, so that a port in use is an error here. ctx bounds what the gateway
+// does in the background.
+func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("gateway configuration: %w", err)
+	}
+	var keys *principal.Keys
+	var err error
+	if cfg.KeysFile != "" {
+		if keys, err = principal.LoadKeys(cfg.KeysFile); err != nil {
+			return nil, err
+		}
+	}
+	key, err := seal.Load(cfg.SealKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(d.NC)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	use := usecase.New(ctx, d.NC, js, jslog.New(js), key, cfg.limits(), d.Log)
+	a := &App{log: d.Log, nc: d.NC, keys: keys}
+	if a.server, a.health, err = grpcapi.New(use, keys, d.Log, d.Registry); err != nil {
+		return nil, err
+	}
+	checks := []ops.Check{{Name: "nats", Fn: a.connected}}
+	for name, fn := range d.Checks {
+		checks = append(checks, ops.Check{Name: name, Fn: fn})
+	}
+	a.ops = &http.Server{
+		Handler: ops.Handler(d.Registry, checks...), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	if a.grpcL, err = net.Listen("tcp", cfg.GRPC); err != nil {
+		return nil, fmt.Errorf("listen for gRPC: %w", err)
+	}
+	if a.httpL, err = net.Listen("tcp", cfg.HTTP); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for HTTP: %w", err), a.grpcL.Close())
+	}
+	return a, nil
+}
+
+// GRPC is the address that gRPC listens on.
+func (a *App) GRPC() string { return a.grpcL.Addr().String() }
+
+// HTTP is the address that health and metrics listen on.
+func (a *App) HTTP() string { return a.httpL.Addr().String() }
+
+// Development reports whether callers need no credential.
+func (a *App) Development() bool { return a.keys.Development() }
+
+func (a *App) connected() error {
+	if a.nc.IsConnected() {
+		return nil
+	}
+	return fmt.Errorf("not connected (%s)", a.nc.Status())
+}
+
+// Run serves until ctx ends, then lets open calls finish for a moment.
+func (a *App) Run(ctx context.Context) error {
+	if a.Development() {
+		a.log.WarnContext(ctx, "no API keys are configured: anybody on this host may do anything (development mode)")
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.server.Serve(a.grpcL) })
+	g.Go(func() error {
+		if err := a.ops.Serve(a.httpL); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve HTTP: %w", err)
+		}
+		return nil
+	})
+	g.Go(func() error { a.watch(ctx); return nil })
+	g.Go(func() error {
+		<-ctx.Done()
+		a.stop()
+		return nil
+	})
+	return g.Wait()
+}
+
+// watch makes the health service say what readiness says.
+func (a *App) watch(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		state := healthv1.HealthCheckResponse_SERVING
+		if a.connected() != nil {
+			state = healthv1.HealthCheckResponse_NOT_SERVING
+		}
+		a.health.SetServingStatus("", state)
+		a.health.SetServingStatus("compute.v1.ComputeService", state)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			a.health.Shutdown()
+			return
+		}
+	}
+}
+
+func (a *App) stop() {
+	done := make(chan struct{})
+	go func() { a.server.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(drain):
+		a.server.Stop()
+	}
+	_ = a.ops.Close() // nothing is left to be told
+}

@@ -1,0 +1,117 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
+)
+
+// Config of the gateway. The zero value of every field but SealKeyFile means the default that its comment names.
+type Config struct {
+	// GRPC is the address of the gRPC listener: 127.0.0.1:50051. Without API keys it must be a loopback address.
+	GRPC string
+	// HTTP is the address of health and metrics: 127.0.0.1:8080. Without API keys it must be a loopback address.
+	HTTP string
+	// KeysFile holds the API keys; empty is development mode: no credential is asked for, requests name their tenant.
+	KeysFile string
+	// SealKeyFile holds the key that encrypts values of environment variables and standard input on their way to a worker. The
+	// workers must have the same.
+	SealKeyFile string
+	// WorkspaceBytes unless a request says otherwise: 5 GiB; MaxWorkspaceBytes that one may ask for: 100 GiB.
+	WorkspaceBytes, MaxWorkspaceBytes uint64
+	// MaxCPUMillis that a request may ask for: 64,000.
+	MaxCPUMillis uint32
+	// MaxMemoryBytes that a request may ask for: 64 GiB.
+	MaxMemoryBytes uint64
+	// Runtime of a sandbox unless a request says otherwise: 24 h; MaxRuntime that one may ask for: 30 days.
+	Runtime, MaxRuntime time.Duration
+	// ExecTimeout unless a request says otherwise: 1 h; MaxExecTimeout that one may ask for: 24 h.
+	ExecTimeout, MaxExecTimeout time.Duration
+	// StartWait is how long calls wait for a sandbox that starts: 5 min.
+	StartWait time.Duration
+	// DestroyWait is how long a destroy waits for the sandbox to be gone: 60 s.
+	DestroyWait time.Duration
+	// DisconnectGrace is how long a command goes on after its last reader went away: 30 s.
+	DisconnectGrace time.Duration
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// withDefaults fills in what is not set.
+func (c Config) withDefaults() Config {
+	set(&c.GRPC, "127.0.0.1:50051")
+	set(&c.HTTP, "127.0.0.1:8080")
+	set(&c.WorkspaceBytes, 5<<30)
+	set(&c.MaxWorkspaceBytes, 100<<30)
+	set(&c.MaxCPUMillis, 64_000)
+	set(&c.MaxMemoryBytes, 64<<30)
+	set(&c.Runtime, 24*time.Hour)
+	set(&c.MaxRuntime, 30*24*time.Hour)
+	set(&c.ExecTimeout, time.Hour)
+	set(&c.MaxExecTimeout, 24*time.Hour)
+	set(&c.StartWait, 5*time.Minute)
+	set(&c.DestroyWait, time.Minute)
+	set(&c.DisconnectGrace, 30*time.Second)
+	return c
+}
+
+// Validate reports every mistake at once.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	for name, addr := range map[string]string{"grpc": c.GRPC, "http": c.HTTP} {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		if c.KeysFile == "" && !loopback(host) {
+			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file)", name, addr))
+		}
+	}
+	if c.SealKeyFile == "" {
+		errs = append(errs, errors.New("seal-key-file: is needed"))
+	}
+	for name, pair := range map[string][2]time.Duration{
+		"max-runtime": {c.Runtime, c.MaxRuntime}, "max-exec-timeout": {c.ExecTimeout, c.MaxExecTimeout},
+	} {
+		if pair[0] > pair[1] {
+			errs = append(errs, fmt.Errorf("%s: %s is under the default of %s", name, pair[1], pair[0]))
+		}
+	}
+	for name, d := range map[string]time.Duration{
+		"runtime": c.Runtime, "exec-timeout": c.ExecTimeout, "start-wait": c.StartWait, "destroy-wait": c.DestroyWait, "disconnect-grace": c.DisconnectGrace,
+	} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("%s: %s is negative", name, d))
+		}
+	}
+	if c.WorkspaceBytes > c.MaxWorkspaceBytes {
+		errs = append(errs, fmt.Errorf("max-workspace-bytes: %d is under the default of %d", c.MaxWorkspaceBytes, c.WorkspaceBytes))
+	}
+	return errors.Join(errs...)
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+func (c Config) limits() usecase.Limits {
+	return usecase.Limits{
+		WorkspaceBytes: c.WorkspaceBytes, MaxWorkspaceBytes: c.MaxWorkspaceBytes, MaxCPUMillis: c.MaxCPUMillis, MaxMemoryBytes: c.MaxMemoryBytes,
+		Runtime: c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
+		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace,
+	}
+}

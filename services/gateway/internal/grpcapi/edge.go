@@ -1,0 +1,184 @@
+package grpcapi
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+)
+
+// Metadata names.
+const (
+	headerAuthorization = "authorization"
+	headerCorrelation   = "x-correlation-id"
+	headerTrace         = "x-trace-id"
+	headerIdempotency   = "idempotency-key"
+	headerExec          = "sandtrail-exec-id"
+)
+
+// unaryDeadline bounds a call whose client gave no deadline of its own.
+const unaryDeadline = 2 * time.Minute
+
+// open are the services that answer without a credential: they show no tenant's data.
+func open(method string) bool {
+	return strings.HasPrefix(method, "/grpc.health.v1.") || strings.HasPrefix(method, "/grpc.reflection.")
+}
+
+// edge is what happens to every call before and after its use case.
+type edge struct {
+	keys      *principal.Keys
+	validator protovalidate.Validator
+	logger    *slog.Logger
+}
+
+func (e edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if open(info.FullMethod) {
+		return handler(ctx, req)
+	}
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(correlate(ctx), unaryDeadline)
+	defer cancel()
+	_ = grpc.SetHeader(ctx, metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
+	ctx, err := e.admit(ctx)
+	var res any
+	if err == nil {
+		err = e.validate(req)
+	}
+	if err == nil {
+		res, err = handler(ctx, req)
+	}
+	return res, e.finish(ctx, info.FullMethod, start, err)
+}
+
+func (e edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if open(info.FullMethod) {
+		return handler(srv, ss)
+	}
+	start := time.Now()
+	ctx := correlate(ss.Context())
+	_ = ss.SetHeader(metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
+	ctx, err := e.admit(ctx)
+	if err == nil {
+		err = handler(srv, &checked{ServerStream: ss, ctx: ctx, edge: e})
+	}
+	return e.finish(ctx, info.FullMethod, start, err)
+}
+
+// checked validates what comes in on a stream.
+type checked struct {
+	grpc.ServerStream
+	ctx  context.Context //nolint:containedctx // this is how gRPC hands a context to a stream's handler
+	edge edge
+}
+
+func (c *checked) Context() context.Context { return c.ctx }
+
+func (c *checked) RecvMsg(m any) error {
+	if err := c.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return c.edge.validate(m)
+}
+
+// correlate takes the caller's correlation id where it is one, or makes one.
+func correlate(ctx context.Context) context.Context {
+	for _, name := range []string{headerCorrelation, headerTrace} {
+		if id := first(ctx, name); id != "" && len(id) <= 128 && printable(id) {
+			return telemetry.WithCorrelation(ctx, id)
+		}
+	}
+	return telemetry.WithCorrelation(ctx, ids.New())
+}
+
+func printable(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func first(ctx context.Context, name string) string {
+	if v := metadata.ValueFromIncomingContext(ctx, name); len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+func (e edge) admit(ctx context.Context) (context.Context, error) {
+	p, err := e.keys.Authenticate(first(ctx, headerAuthorization))
+	if err != nil {
+		return ctx, err
+	}
+	return principal.With(ctx, p), nil
+}
+
+// validate turns every violated rule into a field error at once.
+func (e edge) validate(req any) error {
+	m, ok := req.(proto.Message)
+	if !ok {
+		return nil
+	}
+	err := e.validator.Validate(m)
+	if err == nil {
+		return nil
+	}
+	v, ok := err.(*protovalidate.ValidationError) //nolint:errorlint // Validate returns it unwrapped
+	if !ok {
+		return fault.From(err)
+	}
+	fields := map[string]string{}
+	for _, violation := range v.Violations {
+		path := protovalidate.FieldPathString(violation.Proto.GetField())
+		if old := fields[path]; old != "" {
+			fields[path] = old + "; " + violation.Proto.GetMessage()
+			continue
+		}
+		fields[path] = violation.Proto.GetMessage()
+	}
+	return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(fields)
+}
+
+// finish logs the call and turns its error into a status. Requests and answers are never logged: they hold secrets and output.
+func (e edge) finish(ctx context.Context, method string, start time.Time, err error) error {
+	attrs := []any{"method", method, "took", time.Since(start)}
+	if p, ok := principal.From(ctx); ok == nil {
+		attrs = append(attrs, "actor", p.Actor)
+	}
+	if err == nil {
+		e.logger.DebugContext(ctx, "call", attrs...)
+		return nil
+	}
+	if _, ok := status.FromError(err); ok && fault.CodeOf(err) == fault.Internal {
+		// gRPC's own: the peer is gone or broke the protocol.
+		e.logger.InfoContext(ctx, "call ended by its peer", append(attrs, "error", err)...)
+		return err
+	}
+	st := fault.Status(err, telemetry.Correlation(ctx))
+	level := slog.LevelInfo
+	if st.Code() == codes.Internal || st.Code() == codes.Unavailable {
+		level = slog.LevelError
+	}
+	e.logger.Log(ctx, level, "call failed", append(attrs, "code", st.Code().String(), "error", err)...)
+	return st.Err()
+}
+
+func (e edge) recovered(ctx context.Context, p any) error {
+	e.logger.ErrorContext(ctx, "a handler panicked", "panic", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
+	return fault.New(fault.Internal, fault.ReasonInternal, "something went wrong on our side; the correlation id leads to it")
+}

@@ -1,0 +1,71 @@
+// Package grpcapi is compute.v1.ComputeService: it turns messages into use cases and back, and nothing else.
+package grpcapi
+
+import (
+	"log/slog"
+
+	"buf.build/go/protovalidate"
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"time"
+
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
+)
+
+// Server implements compute.v1.ComputeService.
+type Server struct {
+	computev1.UnsafeComputeServiceServer
+	use *usecase.UseCases
+}
+
+var _ computev1.ComputeServiceServer = (*Server)(nil)
+
+const (
+	// maxMessage lets a file of 16 MiB and its frame through.
+	maxMessage = 17 << 20
+	// maxStreams a client may have open on one connection.
+	maxStreams = 10_000
+)
+
+// New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics, traces,
+// health and reflection. The health server says SERVING once told so.
+func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, registry prometheus.Registerer, options ...grpc.ServerOption) (*grpc.Server, *health.Server, error) {
+	validator, err := protovalidate.New(protovalidate.WithMessages(
+		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
+		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
+		&computev1.ListSandboxesRequest{}, &computev1.AttachExecRequest{}, &computev1.CancelExecRequest{}, &computev1.GetExecRequest{},
+		&computev1.WatchEventsRequest{},
+	))
+	if err != nil {
+		return nil, nil, err
+	}
+	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
+	registry.MustRegister(metrics)
+	e := edge{keys: keys, validator: validator, logger: logger}
+	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
+	s := grpc.NewServer(append([]grpc.ServerOption{
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.ChainUnaryInterceptor(metrics.UnaryServerInterceptor(), e.unary, recovery.UnaryServerInterceptor(recovered)),
+		grpc.ChainStreamInterceptor(metrics.StreamServerInterceptor(), e.stream, recovery.StreamServerInterceptor(recovered)),
+	}, options...)...)
+	computev1.RegisterComputeServiceServer(s, &Server{use: use})
+	h := health.NewServer()
+	h.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	healthv1.RegisterHealthServer(s, h)
+	reflection.Register(s)
+	metrics.InitializeMetrics(s)
+	return s, h, nil
+}

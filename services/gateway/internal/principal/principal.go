@@ -1,0 +1,51 @@
+// Package principal says who a call comes from: a tenant's key, or anybody at all in development mode.
+package principal
+
+import (
+	"context"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+// Principal is an authenticated caller.
+type Principal struct {
+	// Tenant that the credential is bound to; empty in development mode, where the request names it.
+	Tenant string
+	// Actor goes into events: key:<name>, or dev.
+	Actor string
+}
+
+// Development reports whether no credential is asked for, so that a request's tenant stands as it is given.
+func (p Principal) Development() bool { return p.Tenant == "" }
+
+// Owner is the tenant that a new thing belongs to. A tenant in the request that is not the caller's is permission_denied; in
+// development mode the request must name one.
+func (p Principal) Owner(requested string) (string, error) {
+	if p.Development() {
+		if !subject.ValidToken(requested) {
+			return "", fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request does not name a tenant").
+				WithFields(map[string]string{"tenant_id": "must be 1 to 64 of A-Z a-z 0-9 _ - (without API keys the request names the tenant)"})
+		}
+		return requested, nil
+	}
+	if requested != "" && requested != p.Tenant {
+		return "", fault.New(fault.PermissionDenied, fault.ReasonTenantMismatch, "tenant_id is not the tenant of this credential").
+			WithFields(map[string]string{"tenant_id": "leave it out, or give your own"})
+	}
+	return p.Tenant, nil
+}
+
+type key struct{}
+
+// With puts the caller into ctx.
+func With(ctx context.Context, p Principal) context.Context { return context.WithValue(ctx, key{}, p) }
+
+// From takes it out. It fails with unauthorized where none was put in, so that a route without authentication is no open door.
+func From(ctx context.Context) (Principal, error) {
+	p, ok := ctx.Value(key{}).(Principal)
+	if !ok {
+		return Principal{}, fault.New(fault.Unauthorized, fault.ReasonKeyMissing, "this call needs a credential")
+	}
+	return p, nil
+}

@@ -1,0 +1,64 @@
+package usecase
+
+import (
+	"context"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+)
+
+// Destroy ends a sandbox and returns it once it is observed gone. One that is gone already is answered again.
+func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id string) (sandbox.Sandbox, error) {
+	s, err := u.locate(ctx, p, id)
+	if err != nil {
+		return s, err
+	}
+	if err := u.claim(ctx, s.Tenant, "DestroySandbox", key, p.Actor, &commandsv1.FileCall{SandboxId: id}); err != nil {
+		return s, err
+	}
+	if s.State == sandbox.Destroyed {
+		return s, nil
+	}
+	inbox, err := u.inbox()
+	if err != nil {
+		return s, err
+	}
+	defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+	cmd := &commandsv1.SandboxCommand{
+		CommandId: ids.New(), TenantId: s.Tenant, SandboxId: id, Actor: p.Actor, CorrelationId: telemetry.Correlation(ctx),
+		Time: now(), ReplyTo: inbox.Subject,
+		Command: &commandsv1.SandboxCommand_Destroy{Destroy: &commandsv1.DestroySandbox{Reason: "requested"}},
+	}
+	if _, err := u.order(ctx, subject.SandboxCommand(s.Tenant, id), cmd.GetCommandId(), cmd); err != nil {
+		return s, err
+	}
+	wait, cancel := context.WithTimeout(ctx, outcomeWait)
+	_, _, err = outcome(wait, inbox.NextMsgWithContext)
+	cancel()
+	if err != nil {
+		return s, err
+	}
+	ctx, cancel = context.WithTimeout(ctx, u.limits.DestroyWait)
+	defer cancel()
+	return u.await(ctx, s, func(s sandbox.Sandbox) (bool, error) { return s.State == sandbox.Destroyed, nil })
+}
+
+// Describe returns a sandbox as the log has it now; for a live one its usage is asked of its worker.
+func (u *UseCases) Describe(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
+	s, err := u.locate(ctx, p, id)
+	if err != nil || s.State != sandbox.Ready {
+		return s, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	// A worker that does not answer costs the fresh figures, not the answer: the log's last sample stands.
+	if reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Stats{Stats: &commandsv1.StatsCall{}}}); err == nil {
+		s.Usage = reply.GetUsage()
+	}
+	return s, nil
+}

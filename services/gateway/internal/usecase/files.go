@@ -1,0 +1,134 @@
+package usecase
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+)
+
+const (
+	// partBytes is what travels in one request: it must fit a NATS message with its frame.
+	partBytes = 512 << 10
+	// MaxFileBytes is the most that one read or write moves.
+	MaxFileBytes = 16 << 20
+	// partWait bounds one part; a whole call is bounded by its own deadline.
+	partWait = 30 * time.Second
+)
+
+// ReadFile returns at most max bytes of a file from offset on (0: MaxFileBytes), its whole size, and whether the end was reached.
+func (u *UseCases) ReadFile(ctx context.Context, p principal.Principal, id, path string, offset, limit int64) (data []byte, size int64, eof bool, err error) {
+	s, err := u.ready(ctx, p, id)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	if limit == 0 {
+		limit = MaxFileBytes
+	}
+	for {
+		part := min(limit-int64(len(data)), partBytes)
+		reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Read{
+			Read: &commandsv1.ReadPart{Path: path, Offset: offset + int64(len(data)), MaxBytes: part},
+		}})
+		if err != nil {
+			return nil, 0, false, err
+		}
+		data = append(data, reply.GetData()...)
+		if reply.GetEof() || len(reply.GetData()) == 0 || int64(len(data)) >= limit {
+			return data, reply.GetTotalSize(), reply.GetEof(), nil
+		}
+	}
+}
+
+// WriteFile puts data into a file and returns when it is there. The file changes at once: readers see the old or the new one.
+func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, id, path string, data []byte, appendTo bool, mode uint32) (int64, error) {
+	if len(data) > MaxFileBytes {
+		return 0, fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "one call writes at most 16 MiB; append the rest")
+	}
+	s, err := u.ready(ctx, p, id)
+	if err != nil {
+		return 0, err
+	}
+	upload, written := ids.New(), int64(0)
+	for {
+		n := min(len(data)-int(written), partBytes)
+		last := int(written)+n == len(data)
+		reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
+			Path: path, UploadId: upload, Offset: written, Data: data[written : int(written)+n], Last: last, Append: appendTo, Mode: mode,
+		}}})
+		if err != nil {
+			return 0, err
+		}
+		written += int64(n)
+		if last {
+			return max(written, reply.GetBytesWritten()), nil
+		}
+	}
+}
+
+// ListFiles lists a directory of the workspace; truncated says that there was more than limit (0: 1,000).
+func (u *UseCases) ListFiles(ctx context.Context, p principal.Principal, id, path string, recursive bool, limit uint32) ([]*commandsv1.FileInfo, bool, error) {
+	s, err := u.ready(ctx, p, id)
+	if err != nil {
+		return nil, false, err
+	}
+	if limit == 0 {
+		limit = 1000
+	}
+	reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_List{
+		List: &commandsv1.ListCall{Path: path, Recursive: recursive, MaxEntries: limit},
+	}})
+	return reply.GetEntries(), reply.GetTruncated(), err
+}
+
+func (u *UseCases) ready(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
+	s, err := u.locate(ctx, p, id)
+	if err != nil {
+		return s, err
+	}
+	if err := over(s); err != nil {
+		return s, err
+	}
+	return u.waitReady(ctx, s)
+}
+
+func (u *UseCases) fileCall(ctx context.Context, s sandbox.Sandbox, call *commandsv1.FileCall) (*commandsv1.FileReply, error) {
+	call.TenantId, call.SandboxId = s.Tenant, s.ID
+	data, err := proto.Marshal(call)
+	if err != nil {
+		return nil, fault.From(err)
+	}
+	m := nats.NewMsg(subject.Files(s.Worker, s.Tenant, s.ID))
+	m.Data = data
+	telemetry.Inject(ctx, m.Header)
+	ctx, cancel := context.WithTimeout(ctx, partWait)
+	defer cancel()
+	answer, err := u.nc.RequestMsgWithContext(ctx, m)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return nil, fault.New(fault.Unavailable, fault.ReasonWorkerUnavailable, "the sandbox's worker does not answer; try again").WithRetry(2 * time.Second)
+	case errors.Is(err, context.Canceled):
+		return nil, fault.New(fault.Cancelled, fault.ReasonCancelled, "the call was cancelled").Because(err)
+	case err != nil:
+		return nil, fault.New(fault.Unavailable, fault.ReasonWorkerUnavailable, "the sandbox's worker did not answer in time; try again").
+			WithRetry(2 * time.Second).Because(err)
+	}
+	reply := &commandsv1.FileReply{}
+	if err := proto.Unmarshal(answer.Data, reply); err != nil {
+		return nil, fault.From(err)
+	}
+	if reply.GetError() != nil {
+		return nil, fault.FromDetail(reply.GetError())
+	}
+	return reply, nil
+}

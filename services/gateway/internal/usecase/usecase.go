@@ -1,0 +1,228 @@
+// Package usecase is what callers can do, without regard to how they ask: every API of the gateway is a thin layer over it.
+// It holds no state: what it answers comes from the log, what it does are commands.
+package usecase
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+)
+
+// Log is the event log with the search that development mode needs.
+type Log interface {
+	eventlog.Log
+	// Find names the one aggregate whose subject matches filter; not_found otherwise.
+	Find(ctx context.Context, filter string) (subject.Aggregate, error)
+}
+
+// Sealer encrypts what a command may not show.
+type Sealer interface {
+	Seal(plain, associated []byte) ([]byte, error)
+}
+
+// Limits are the defaults and bounds of requests.
+type Limits struct {
+	// WorkspaceBytes unless a request says otherwise, and the most it may ask for.
+	WorkspaceBytes, MaxWorkspaceBytes uint64
+	// MaxCPUMillis and MaxMemoryBytes that a request may ask for.
+	MaxCPUMillis   uint32
+	MaxMemoryBytes uint64
+	// MaxRuntime of a sandbox unless a request says otherwise, and the most it may ask for.
+	Runtime, MaxRuntime time.Duration
+	// ExecTimeout unless a request says otherwise, and the most it may ask for.
+	ExecTimeout, MaxExecTimeout time.Duration
+	// StartWait is how long a call waits for a sandbox to become ready.
+	StartWait time.Duration
+	// DestroyWait is how long a destroy waits until the sandbox is observed gone.
+	DestroyWait time.Duration
+	// DisconnectGrace is how long a command goes on after its last reader went away.
+	DisconnectGrace time.Duration
+}
+
+// UseCases is the gateway's behaviour.
+type UseCases struct {
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	log    Log
+	seal   Sealer
+	limits Limits
+	logger *slog.Logger
+	// base outlives single calls: work that must go on after a caller left hangs on it.
+	base context.Context
+}
+
+// New puts the use cases together. base ends when the gateway stops.
+func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
+	return &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base}
+}
+
+// locate finds the sandbox that the caller may see. One of another tenant is not found, like one that never was.
+func (u *UseCases) locate(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
+	agg := subject.Sandbox(p.Tenant, id)
+	if p.Development() {
+		found, err := u.log.Find(ctx, subject.AnyTenantSandbox(id))
+		if err != nil {
+			if fault.CodeOf(err) == fault.NotFound {
+				return sandbox.Sandbox{}, notFound(id)
+			}
+			return sandbox.Sandbox{}, err
+		}
+		agg = found
+	}
+	return u.load(ctx, agg)
+}
+
+func (u *UseCases) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
+	h, err := u.log.Load(ctx, agg)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	if len(h.Events) == 0 {
+		return sandbox.Sandbox{}, notFound(agg.ID)
+	}
+	return sandbox.Fold(h)
+}
+
+func notFound(id string) error {
+	return fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", id)
+}
+
+// over says why nothing more can be done with a sandbox, or nil while something can.
+func over(s sandbox.Sandbox) error {
+	switch s.State {
+	case sandbox.Failed:
+		return fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxFailed, "the sandbox failed: %s", orElse(s.Message, s.Reason))
+	case sandbox.Destroying, sandbox.Destroyed:
+		return fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxDestroyed, "the sandbox was destroyed (%s)", orElse(s.Reason, "requested"))
+	}
+	return nil
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// waitReady returns the sandbox once it is ready; a sandbox that failed or is destroyed is an error at once.
+func (u *UseCases) waitReady(ctx context.Context, s sandbox.Sandbox) (sandbox.Sandbox, error) {
+	if s.State == sandbox.Ready {
+		return s, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, u.limits.StartWait)
+	defer cancel()
+	return u.await(ctx, s, func(s sandbox.Sandbox) (bool, error) { return s.State == sandbox.Ready, over(s) })
+}
+
+// await loads the sandbox again whenever it changed, until done says so. Live messages only wake it: what counts is the log.
+func (u *UseCases) await(ctx context.Context, s sandbox.Sandbox, done func(sandbox.Sandbox) (bool, error)) (sandbox.Sandbox, error) {
+	agg := subject.Sandbox(s.Tenant, s.ID)
+	wake := make(chan struct{}, 1)
+	sub, err := u.nc.Subscribe(subject.Live(agg.Subject()), func(*nats.Msg) {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	})
+	if err != nil {
+		return s, unreachable(err)
+	}
+	defer sub.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		if s, err = u.load(ctx, agg); err != nil {
+			return s, waited(ctx, s, err)
+		}
+		if ok, err := done(s); ok || err != nil {
+			return s, err
+		}
+		select {
+		case <-wake:
+		case <-tick.C:
+		case <-ctx.Done():
+			return s, waited(ctx, s, ctx.Err())
+		}
+	}
+}
+
+func waited(ctx context.Context, s sandbox.Sandbox, err error) error {
+	if ctx.Err() == nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fault.Newf(fault.DeadlineExceeded, fault.ReasonTimeout, "the sandbox is still %s; ask again later", s.State).WithRetry(5 * time.Second)
+}
+
+func unreachable(err error) error {
+	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the event log cannot be reached; try again").WithRetry(time.Second).Because(err)
+}
+
+// order publishes a command. The message id is the command's, so a retry is one command; duplicate says that an earlier one
+// stands, whose outcome goes elsewhere.
+func (u *UseCases) order(ctx context.Context, subj, commandID string, command proto.Message) (duplicate bool, err error) {
+	data, err := proto.Marshal(command)
+	if err != nil {
+		return false, fault.From(err)
+	}
+	m := nats.NewMsg(subj)
+	m.Data = data
+	telemetry.Inject(ctx, m.Header)
+	ack, err := u.js.PublishMsg(ctx, m, jetstream.WithMsgID(commandID), jetstream.WithRetryAttempts(3))
+	if err != nil {
+		return false, unreachable(err)
+	}
+	return ack.Duplicate, nil
+}
+
+// nextMsg is (*nats.Subscription).NextMsgWithContext.
+type nextMsg func(context.Context) (*nats.Msg, error)
+
+// outcome waits for the answer to a command until ctx ends. ok is false where none came.
+func outcome(ctx context.Context, next nextMsg) (o *commandsv1.Outcome, ok bool, err error) {
+	m, err := next(ctx)
+	if err != nil {
+		return nil, false, nil //nolint:nilerr // no answer is an answer: the log knows
+	}
+	o = &commandsv1.Outcome{}
+	if err := proto.Unmarshal(m.Data, o); err != nil {
+		return nil, false, fault.From(err)
+	}
+	if o.GetError() != nil {
+		return o, true, fault.FromDetail(o.GetError())
+	}
+	return o, true, nil
+}
+
+func (u *UseCases) inbox() (*nats.Subscription, error) {
+	sub, err := u.nc.SubscribeSync(u.nc.NewInbox())
+	if err != nil {
+		return nil, unreachable(err)
+	}
+	return sub, nil
+}
+
+func now() *timestamppb.Timestamp { return timestamppb.New(time.Now().UTC()) }
+
+// commandID is derived where the caller gave a key, so that its retries are one command.
+func commandID(kind, tenant, key string) string {
+	if key == "" {
+		return ids.New()
+	}
+	return ids.Derive("command", kind, tenant, key)
+}
