@@ -18,26 +18,13 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/sandtrail/sandtrail/libs/transcript"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
-// Headers of a chunk. A chunk's data are raw bytes of one stream; a gap has no data and HeaderGapTo.
-const (
-	HeaderMsgID = nats.MsgIdHdr
-	// HeaderStream is stdout or stderr.
-	HeaderStream = "Sandtrail-Stream"
-	// HeaderOffset is where the data (or the gap) begins in its stream, in bytes from the program's start.
-	HeaderOffset = "Sandtrail-Offset"
-	// HeaderChunk counts the messages of the exec from 1, without a hole.
-	HeaderChunk = "Sandtrail-Chunk"
-	HeaderTime  = "Sandtrail-Time"
-	HeaderGapTo = "Sandtrail-Gap-To"
-	// HeaderStdoutEnd and HeaderStderrEnd are where both streams stand behind this chunk.
-	HeaderStdoutEnd = "Sandtrail-Stdout-End"
-	HeaderStderrEnd = "Sandtrail-Stderr-End"
-	// HeaderState is all that the next relay needs to go on behind this chunk. Opaque to readers.
-	HeaderState = "Sandtrail-Relay-State"
-)
+// HeaderState is all that the next relay needs to go on behind a chunk. Opaque to readers; the other headers are those of
+// package transcript.
+const HeaderState = "Sandtrail-Relay-State"
 
 // Stream numbers of toolbox/v1.
 const (
@@ -52,9 +39,9 @@ const maxGaps = 64
 func Name(stream uint32) string {
 	switch stream {
 	case Stdout:
-		return "stdout"
+		return transcript.Stdout
 	case Stderr:
-		return "stderr"
+		return transcript.Stderr
 	default:
 		return ""
 	}
@@ -164,9 +151,9 @@ func (p *Position) put(h nats.Header) error {
 	if err != nil {
 		return err
 	}
-	h.Set(HeaderChunk, strconv.FormatUint(p.Chunk, 10))
-	h.Set(HeaderStdoutEnd, strconv.FormatUint(p.stdout.End, 10))
-	h.Set(HeaderStderrEnd, strconv.FormatUint(p.stderr.End, 10))
+	h.Set(transcript.HeaderChunk, strconv.FormatUint(p.Chunk, 10))
+	h.Set(transcript.HeaderStdoutEnd, strconv.FormatUint(p.stdout.End, 10))
+	h.Set(transcript.HeaderStderrEnd, strconv.FormatUint(p.stderr.End, 10))
 	h.Set(HeaderState, string(b))
 	return nil
 }
@@ -175,7 +162,7 @@ func (p *Position) put(h nats.Header) error {
 func parsePosition(seq uint64, h nats.Header) (Position, error) {
 	p := Position{Seq: seq}
 	var stdout, stderr uint64
-	for k, v := range map[string]*uint64{HeaderChunk: &p.Chunk, HeaderStdoutEnd: &stdout, HeaderStderrEnd: &stderr} {
+	for k, v := range map[string]*uint64{transcript.HeaderChunk: &p.Chunk, transcript.HeaderStdoutEnd: &stdout, transcript.HeaderStderrEnd: &stderr} {
 		n, err := strconv.ParseUint(h.Get(k), 10, 64)
 		if err != nil {
 			return p, fmt.Errorf("chunk at %d: header %s: %w", seq, k, err)

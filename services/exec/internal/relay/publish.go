@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/transcript"
 )
 
 // ErrFenced: another relay stored output of this exec. Read the position again before going on.
@@ -69,13 +70,13 @@ func (p *publisher) publish(ctx context.Context, s segment) error {
 
 func (p *publisher) message(s segment) (*nats.Msg, error) {
 	msg := nats.NewMsg(p.subject)
-	msg.Header.Set(HeaderStream, Name(s.stream))
-	msg.Header.Set(HeaderOffset, strconv.FormatUint(s.offset, 10))
-	msg.Header.Set(HeaderTime, time.Now().UTC().Format(time.RFC3339Nano))
+	msg.Header.Set(transcript.HeaderStream, Name(s.stream))
+	msg.Header.Set(transcript.HeaderOffset, strconv.FormatUint(s.offset, 10))
+	msg.Header.Set(transcript.HeaderTime, time.Now().UTC().Format(time.RFC3339Nano))
 	msg.Header.Set(headerSession, p.session)
 	at := p.pos.Stream(s.stream)
 	if s.gapTo > 0 {
-		msg.Header.Set(HeaderGapTo, strconv.FormatUint(s.gapTo, 10))
+		msg.Header.Set(transcript.HeaderGapTo, strconv.FormatUint(s.gapTo, 10))
 		at.skip(s.gapTo)
 	} else {
 		msg.Data = s.data
@@ -83,7 +84,7 @@ func (p *publisher) message(s segment) (*nats.Msg, error) {
 		at.sum.Write(s.data)
 	}
 	p.pos.Chunk++
-	msg.Header.Set(HeaderMsgID, p.exec+"-"+strconv.FormatUint(p.pos.Chunk, 10))
+	msg.Header.Set(nats.MsgIdHdr, p.exec+"-"+strconv.FormatUint(p.pos.Chunk, 10))
 	if err := p.pos.put(msg.Header); err != nil {
 		return nil, fmt.Errorf("describe chunk: %w", err)
 	}
@@ -115,7 +116,7 @@ func (p *publisher) try(ctx context.Context, msg *nats.Msg) error {
 		return err
 	case terr != nil:
 		return errors.Join(err, terr)
-	case tail.Header.Get(headerSession) == p.session && tail.Header.Get(HeaderMsgID) == msg.Header.Get(HeaderMsgID):
+	case tail.Header.Get(headerSession) == p.session && tail.Header.Get(nats.MsgIdHdr) == msg.Header.Get(nats.MsgIdHdr):
 		p.pos.Seq = tail.Sequence
 		return nil
 	case tail.Sequence > p.pos.Seq:

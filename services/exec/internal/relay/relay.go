@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/topology"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
 
@@ -17,7 +18,7 @@ import (
 type Options struct {
 	// Interval is how long bytes wait for company after a chunk was stored (20 ms); the first ones never wait.
 	Interval time.Duration
-	// MinChunk bytes do not wait for the interval (32 KiB). MaxChunk bounds one chunk (256 KiB).
+	// MinChunk bytes do not wait for the interval (32 KiB). MaxChunk bounds one chunk (120 KiB, which with its headers stays under topology.MaxChunkSize).
 	MinChunk, MaxChunk int
 	// QueueBytes is what one exec may hold that is not stored (512 KiB). Full: the toolbox is not read further.
 	QueueBytes int
@@ -34,7 +35,7 @@ func (o Options) withDefaults() Options {
 		o.MinChunk = 32 << 10
 	}
 	if o.MaxChunk <= 0 {
-		o.MaxChunk = 256 << 10
+		o.MaxChunk = topology.MaxChunkSize - 8<<10
 	}
 	if o.QueueBytes <= 0 {
 		o.QueueBytes = 512 << 10

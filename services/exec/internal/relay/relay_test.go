@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/sandtrail/sandtrail/libs/transcript"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
 
@@ -138,12 +139,12 @@ func stored(t testing.TB, js jetstream.JetStream) (map[uint32][]byte, int) {
 		m, err := st.GetMsg(t.Context(), seq)
 		require.NoError(t, err)
 		chunks++
-		require.Equal(t, strconv.Itoa(chunks), m.Header.Get(HeaderChunk))
+		require.Equal(t, strconv.Itoa(chunks), m.Header.Get(transcript.HeaderChunk))
 		s := uint32(Stdout)
-		if m.Header.Get(HeaderStream) == "stderr" {
+		if m.Header.Get(transcript.HeaderStream) == "stderr" {
 			s = Stderr
 		}
-		require.Equal(t, strconv.Itoa(len(got[s])), m.Header.Get(HeaderOffset), "chunk %d", chunks)
+		require.Equal(t, strconv.Itoa(len(got[s])), m.Header.Get(transcript.HeaderOffset), "chunk %d", chunks)
 		got[s] = append(got[s], m.Data...)
 	}
 	return got, chunks
@@ -263,7 +264,7 @@ func TestGapIsAFact(t *testing.T) {
 	require.NoError(t, err)
 	m, err := st.GetMsg(t.Context(), 2)
 	require.NoError(t, err)
-	require.Equal(t, "1000", m.Header.Get(HeaderGapTo))
+	require.Equal(t, "1000", m.Header.Get(transcript.HeaderGapTo))
 	require.Empty(t, m.Data)
 }
 
