@@ -21,7 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
-	"github.com/sandtrail/sandtrail/services/gateway/internal/ops"
+	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )

@@ -69,12 +69,8 @@ func (s *Server) ListSandboxes(ctx context.Context, req *computev1.ListSandboxes
 	if err != nil {
 		return nil, err
 	}
-	limit := defaultPage
-	if req.GetPage().Limit != nil {
-		limit = int(req.GetPage().GetLimit())
-	}
 	views, next, err := s.use.List(ctx, p, usecase.ListFilter{
-		Tenant: req.GetTenantId(), Session: req.GetSessionId(), Statuses: req.GetStatuses(), Cursor: req.GetPage().GetCursor(), Limit: limit,
+		Tenant: req.GetTenantId(), Session: req.GetSessionId(), Statuses: req.GetStatuses(), Cursor: req.GetPage().GetCursor(), Limit: pageLimit(req.GetPage()),
 	})
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package grpcapi
 
 import (
 	"log/slog"
+	"time"
 
 	"buf.build/go/protovalidate"
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
@@ -14,8 +15,6 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
-
-	"time"
 
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
@@ -44,7 +43,7 @@ func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, regis
 		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
 		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
 		&computev1.ListSandboxesRequest{}, &computev1.AttachExecRequest{}, &computev1.CancelExecRequest{}, &computev1.GetExecRequest{},
-		&computev1.WatchEventsRequest{},
+		&computev1.WatchEventsRequest{}, &computev1.ListUsageRequest{},
 	))
 	if err != nil {
 		return nil, nil, err

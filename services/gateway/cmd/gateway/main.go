@@ -1,0 +1,33 @@
+// Command gateway runs the gateway as a process of its own, against a NATS server by URL.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/services/gateway/app"
+)
+
+type flags struct {
+	chassis.Flags
+	GRPC        string `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
+	HTTP        string `name:"http" default:"127.0.0.1:8080" help:"Address of health and metrics."`
+	KeysFile    string `help:"File with API keys; without one anybody on this host is let in (development mode)."`
+	SealKeyFile string `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC, health and metrics.")...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(chassis.Run(ctx, "gateway", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, app.Config{GRPC: f.GRPC, HTTP: f.HTTP, KeysFile: f.KeysFile, SealKeyFile: f.SealKeyFile},
+			app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry})
+	}))
+}
