@@ -137,6 +137,14 @@ func OfTenant(tenant string) string { return "evt." + tenant + ".>" }
 // AnyTenantSandbox matches a sandbox whose tenant is not known: evt.*.sandbox.<id>
 func AnyTenantSandbox(id string) string { return "evt.*.sandbox." + id }
 
+// AnySandboxExec matches an exec whose sandbox is not known, in a tenant or, where it is empty, in any: evt.<tenant>.exec.*.<exec>
+func AnySandboxExec(tenant, exec string) string {
+	if tenant == "" {
+		tenant = "*"
+	}
+	return "evt." + tenant + ".exec.*." + exec
+}
+
 // ExecsOf matches the events of a sandbox's execs: evt.<tenant>.exec.<sandbox>.*
 func ExecsOf(tenant, sandbox string) string { return "evt." + tenant + ".exec." + sandbox + ".*" }
 

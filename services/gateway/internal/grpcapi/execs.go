@@ -130,7 +130,7 @@ func (s *Server) GetExec(ctx context.Context, req *computev1.GetExecRequest) (*c
 		return nil, err
 	}
 	res := &computev1.GetExecResponse{
-		ExecId: x.ID, SandboxId: req.GetSandboxId(), State: x.State, LostReason: x.Lost.GetReason(),
+		ExecId: x.ID, SandboxId: x.Sandbox, State: x.State, LostReason: x.Lost.GetReason(),
 		RequestedAt: timestamp(x.RequestedAt), StartedAt: timestamp(x.StartedAt), EndedAt: timestamp(x.EndedAt),
 		Command: x.Spec.GetCommand(), Args: x.Spec.GetArgs(), WorkingDir: x.Spec.GetWorkingDir(),
 		FirstSequence: x.FirstSeq, LastSequence: x.LastSeq, Digest: x.Digest,

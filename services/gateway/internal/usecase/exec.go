@@ -145,7 +145,7 @@ func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID,
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
-	agg := subject.Exec(x.Tenant, sandboxID, execID)
+	agg := subject.Exec(x.Tenant, x.Sandbox, execID)
 	f, err := output.Open(u.nc, u.js, u.log, agg, after)
 	if err != nil {
 		return envelope.Recorded{}, err
@@ -207,7 +207,7 @@ func (u *UseCases) Cancel(ctx context.Context, p principal.Principal, sandboxID,
 	if err != nil {
 		return err
 	}
-	return u.cancel(ctx, p, subject.Exec(x.Tenant, sandboxID, execID), "cancelled")
+	return u.cancel(ctx, p, subject.Exec(x.Tenant, x.Sandbox, execID), "cancelled")
 }
 
 func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subject.Aggregate, reason string) error {
@@ -252,16 +252,28 @@ func (u *UseCases) Receipt(ctx context.Context, p principal.Principal, sandboxID
 }
 
 func (u *UseCases) exec(ctx context.Context, p principal.Principal, sandboxID, execID string) (sandbox.Exec, error) {
-	s, err := u.locate(ctx, p, sandboxID)
+	agg, err := u.locateExec(ctx, p, sandboxID, execID)
 	if err != nil {
 		return sandbox.Exec{}, err
 	}
-	h, err := u.log.Load(ctx, subject.Exec(s.Tenant, sandboxID, execID))
+	h, err := u.log.Load(ctx, agg)
 	if err != nil {
 		return sandbox.Exec{}, err
 	}
 	if len(h.Events) == 0 {
-		return sandbox.Exec{}, fault.Newf(fault.NotFound, fault.ReasonExecNotFound, "there is no exec %s in that sandbox", execID)
+		return sandbox.Exec{}, fault.Newf(fault.NotFound, fault.ReasonExecNotFound, "there is no exec %s", execID)
 	}
 	return sandbox.FoldExec(h)
+}
+
+// locateExec names the aggregate of an exec that the caller may see. Without a sandbox id it is searched for.
+func (u *UseCases) locateExec(ctx context.Context, p principal.Principal, sandboxID, execID string) (subject.Aggregate, error) {
+	if sandboxID != "" && !p.Development() {
+		return subject.Exec(p.Tenant, sandboxID, execID), nil
+	}
+	agg, err := u.log.Find(ctx, subject.AnySandboxExec(p.Tenant, execID))
+	if fault.CodeOf(err) == fault.NotFound || err == nil && sandboxID != "" && agg.Sandbox != sandboxID {
+		return agg, fault.Newf(fault.NotFound, fault.ReasonExecNotFound, "there is no exec %s", execID)
+	}
+	return agg, err
 }

@@ -2031,9 +2031,10 @@ func (x *FileEntry) GetLinkTarget() string {
 }
 
 type AttachExecRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	ExecId    string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: found by the exec's id.
+	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId    string `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
 	// The last chunk the caller has; the stream goes on behind it. 0: from the start.
 	AfterChunk    uint64 `protobuf:"varint,3,opt,name=after_chunk,json=afterChunk,proto3" json:"after_chunk,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2092,9 +2093,10 @@ func (x *AttachExecRequest) GetAfterChunk() uint64 {
 }
 
 type CancelExecRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: found by the exec's id.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId        string `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2180,9 +2182,10 @@ func (*CancelExecResponse) Descriptor() ([]byte, []int) {
 }
 
 type GetExecRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: found by the exec's id.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	ExecId        string `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3084,21 +3087,21 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12\x1f\n" +
 	"\vlink_target\x18d \x01(\tR\n" +
-	"linkTarget\"\x80\x01\n" +
-	"\x11AttachExecRequest\x12'\n" +
+	"linkTarget\"\x83\x01\n" +
+	"\x11AttachExecRequest\x12*\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
+	"sandbox_id\x18\x01 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
 	"\aexec_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06execId\x12\x1f\n" +
 	"\vafter_chunk\x18\x03 \x01(\x04R\n" +
-	"afterChunk\"_\n" +
-	"\x11CancelExecRequest\x12'\n" +
+	"afterChunk\"b\n" +
+	"\x11CancelExecRequest\x12*\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
+	"sandbox_id\x18\x01 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
 	"\aexec_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06execId\"\x14\n" +
-	"\x12CancelExecResponse\"\\\n" +
-	"\x0eGetExecRequest\x12'\n" +
+	"\x12CancelExecResponse\"_\n" +
+	"\x0eGetExecRequest\x12*\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
+	"sandbox_id\x18\x01 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
 	"\aexec_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06execId\"\xbc\x04\n" +
 	"\x0fGetExecResponse\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
