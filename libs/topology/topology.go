@@ -31,6 +31,8 @@ const (
 	BucketWorker = "worker"
 	// BucketLease holds leases; one that was not renewed for LeaseTTL is gone.
 	BucketLease = "lease"
+	// BucketPlace holds which sandboxes take up a place of a worker or of a tenant's quota.
+	BucketPlace = "place"
 	// BucketCheckpoint holds how far each projection has read.
 	BucketCheckpoint = "checkpoint"
 )
@@ -182,6 +184,7 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 		base(BucketName, "Names that tenants gave to sandboxes", 0, 256<<20),
 		inMemory(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
 		inMemory(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
+		base(BucketPlace, "Sandboxes that take up a place of a worker or tenant", 0, 256<<20),
 		base(BucketCheckpoint, "How far each projection has read", 0, 256<<20),
 	}
 }
@@ -228,4 +231,3 @@ func workerConsumers(worker string) []consumer {
 		durable(StreamCommands, ConsumerExec(worker), "Runs commands on worker "+worker, 1024, subject.ExecCommands(worker)),
 	}
 }
-

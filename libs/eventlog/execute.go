@@ -1,0 +1,107 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+const (
+	// MaxAttempts bounds how often Execute decides when others are faster.
+	MaxAttempts = 8
+	maxPause    = 100 * time.Millisecond
+)
+
+// Execute loads an aggregate, decides and appends. When somebody else was faster the whole decision is taken again on the new
+// history, at most MaxAttempts times, then it gives fault.Conflict with ReasonConflict. It returns the history with what was
+// appended. No events decided: nothing is appended. Events whose ids are in the history already were recorded by an earlier
+// run of the same command: the history is returned as it is. An error of decide is returned as it is.
+func Execute(
+	ctx context.Context, log Log, agg subject.Aggregate, decide func(History) ([]envelope.Event, error),
+) (History, error) {
+	for attempt := range MaxAttempts {
+		h, err := log.Load(ctx, agg)
+		if err != nil {
+			return History{}, err
+		}
+		events, err := decide(h)
+		if err != nil {
+			return h, err
+		}
+		done, err := recorded(h, events)
+		if err != nil || done {
+			return h, err
+		}
+		appended, err := log.Append(ctx, agg, h.Tail(), events...)
+		if err == nil {
+			h.Events = append(h.Events, appended...)
+			return h, nil
+		}
+		if !errors.Is(err, ErrConflict) {
+			return h, err
+		}
+		if err := pause(ctx, attempt); err != nil {
+			return h, err
+		}
+	}
+	return History{}, fault.New(fault.Conflict, fault.ReasonConflict,
+		"too many changes at the same time; try again").Because(ErrConflict).WithRetry(maxPause)
+}
+
+// recorded reports whether there is nothing to append: no events, or events that an earlier run recorded.
+func recorded(h History, events []envelope.Event) (bool, error) {
+	if len(events) == 0 {
+		return true, nil
+	}
+	types := make(map[string]string, len(h.Events))
+	for _, e := range h.Events {
+		types[e.ID] = e.Type
+	}
+	for _, e := range events {
+		was, ok := types[e.ID]
+		if !ok {
+			continue
+		}
+		if now := typeOf(e); was != now {
+			return false, fault.New(fault.Internal, fault.ReasonInternal, "an event id was used twice").
+				Because(fmt.Errorf("event %s is recorded as %s, cannot be %s too", e.ID, was, now))
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+func typeOf(e envelope.Event) string {
+	if e.Type == "" && e.Body != nil {
+		return string(e.Body.ProtoReflect().Descriptor().FullName())
+	}
+	return e.Type
+}
+
+// pause waits a moment that grows with each attempt; its length is random, so that rivals do not meet again.
+func pause(ctx context.Context, attempt int) error {
+	limit := min(maxPause, time.Millisecond<<(attempt+1))
+	t := time.NewTimer(rand.N(limit) + 1) //nolint:gosec // spreads load, guards nothing
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return Ended(ctx.Err())
+	}
+}
+
+// Ended is the fault of a context that ended before the log answered. What was being appended may be recorded or not; the same
+// append may be repeated.
+func Ended(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fault.New(fault.DeadlineExceeded, fault.ReasonTimeout, "the event log did not answer in time").Because(err)
+	}
+	return fault.New(fault.Cancelled, fault.ReasonCancelled, "the call was cancelled").Because(err)
+}

@@ -1,0 +1,158 @@
+package jslog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+)
+
+// appending is one append on its way, over several attempts.
+type appending struct {
+	log     *Log
+	entries []eventlog.Entry
+	batch   [][]*nats.Msg // by entry
+	flat    []*nats.Msg
+	// unsure is set once an attempt may have been stored without our knowing.
+	unsure bool
+}
+
+// run publishes until the outcome is known. A refusal says little by itself: a single server answers a repeated message with
+// "wrong last sequence" and a cluster with "duplicate", and either may speak of an earlier attempt of ours. So what counts
+// is what stands in the log behind the expected tail.
+func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
+	var last error
+	for attempt := range a.log.attempts {
+		once, cancel := context.WithTimeout(ctx, a.log.timeout)
+		got, err := a.log.publisher.publish(once, a.flat)
+		cancel()
+		if err == nil && !got.duplicate {
+			return a.stored(got.seq)
+		}
+		last = err
+		why := classify(err)
+		if final := a.refused(why, err); final != nil && !a.unsure {
+			return nil, final
+		}
+		a.unsure = a.unsure || why == whyUnknown
+		if ctx.Err() != nil {
+			break
+		}
+		recorded, where, rerr := a.look(ctx)
+		switch {
+		case rerr != nil:
+			last = errors.Join(last, rerr)
+		case where == whereStored:
+			return recorded, nil
+		case where == whereOther:
+			return nil, eventlog.ErrConflict
+		case err == nil && got.seq <= a.entries[0].After.Seq:
+			return nil, reused(a.flat)
+		}
+		if final := a.refused(why, err); final != nil && rerr == nil {
+			return nil, final
+		}
+		if a.log.pause(ctx, attempt) != nil {
+			break
+		}
+	}
+	return nil, a.gaveUp(ctx, last)
+}
+
+// stored makes the events of a batch whose last message has the sequence: a batch is stored in one piece.
+func (a *appending) stored(last uint64) ([]envelope.Recorded, error) {
+	first := last - uint64(len(a.flat)) + 1
+	messages := make([]stored, len(a.flat))
+	for i, m := range a.flat {
+		messages[i] = stored{subject: m.Subject, seq: first + uint64(i), header: m.Header, data: m.Data}
+	}
+	return decode(make([]envelope.Recorded, 0, len(messages)), messages)
+}
+
+// refused is the fault of a refusal that another attempt would not change, nil of any other answer.
+func (a *appending) refused(w why, err error) error {
+	switch w {
+	case whyFull:
+		return fault.New(fault.ResourceExhausted, fault.ReasonLogFull,
+			"the event log is full; an operator must give it more room").Because(err)
+	case whyTooLarge:
+		return fault.New(fault.ResourceExhausted, fault.ReasonTooLarge, "an event is too large for the log").Because(err)
+	case whyRefused:
+		return fault.New(fault.Internal, fault.ReasonInternal, "the event log refused an event").Because(err)
+	default:
+		return nil
+	}
+}
+
+// gaveUp is the fault when no attempt had a clear outcome.
+func (a *appending) gaveUp(ctx context.Context, last error) error {
+	if ctx.Err() == nil && (last == nil || classify(last) == whyDuplicate) {
+		return reused(a.flat)
+	}
+	return unavailable(ctx, last)
+}
+
+func reused(flat []*nats.Msg) error {
+	return fault.New(fault.Internal, fault.ReasonInternal, "an event id was used twice").
+		Because(fmt.Errorf("event %s, or one with it, is elsewhere in the log", flat[0].Header.Get(envelope.HeaderID)))
+}
+
+// where is what stands behind the expected tail of every aggregate.
+type where int
+
+const (
+	whereNothing where = iota // nothing, or the replica that answered lags
+	whereStored               // our events
+	whereOther                // somebody else's
+)
+
+// look reads what stands behind the expected tails. What is recorded there under our ids is ours, whoever stands behind it.
+func (a *appending) look(ctx context.Context) ([]envelope.Recorded, where, error) {
+	var (
+		all   []envelope.Recorded
+		worst = whereStored
+	)
+	for i, e := range a.entries {
+		events, w, err := a.lookAt(ctx, e, a.batch[i])
+		if err != nil {
+			return nil, whereNothing, err
+		}
+		if w == whereOther {
+			return nil, whereOther, nil
+		}
+		worst = min(worst, w)
+		all = append(all, events...)
+	}
+	return all, worst, nil
+}
+
+func (a *appending) lookAt(ctx context.Context, e eventlog.Entry, ours []*nats.Msg) ([]envelope.Recorded, where, error) {
+	messages, _, err := a.log.page(ctx, e.Aggregate.Subject(), max(e.After.Seq, 1), len(ours)+1)
+	if err != nil {
+		return nil, whereNothing, err
+	}
+	if e.After.Seq > 0 {
+		if len(messages) == 0 {
+			return nil, whereNothing, nil
+		}
+		if messages[0].seq != e.After.Seq {
+			return nil, whereOther, nil
+		}
+		messages = messages[1:]
+	}
+	if len(messages) == 0 {
+		return nil, whereNothing, nil
+	}
+	for i, m := range ours {
+		if i == len(messages) || messages[i].header.Get(envelope.HeaderID) != m.Header.Get(envelope.HeaderID) {
+			return nil, whereOther, nil
+		}
+	}
+	events, err := decode(nil, messages[:len(ours)])
+	return events, whereStored, err
+}
