@@ -37,6 +37,9 @@ type Fixture struct {
 	Restart func()
 	// Stop stops it and Resume starts it again: for tests of an outage.
 	Stop, Resume func()
+	// Bounce stops one server of a cluster and starts it again; it returns when that one takes connections. nil for a single
+	// server.
+	Bounce func(i int)
 }
 
 // current is what a connection in this process connects to: the server of the moment.
@@ -107,16 +110,18 @@ func Cluster(t testing.TB) *Fixture {
 	}
 	dir := t.TempDir()
 	servers := make([]*natsserver.Server, n)
+	start := func(i int) (err error) {
+		servers[i], err = natsserver.Start(natsserver.Options{
+			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Name: fmt.Sprintf("n%d", i), Port: ports[n+i],
+			Cluster: &natsserver.Cluster{Name: "test", Port: ports[i], Routes: routes},
+		})
+		return err
+	}
 	resume := func() {
 		errs := make([]error, n)
 		var wg sync.WaitGroup
 		for i := range n {
-			wg.Go(func() {
-				servers[i], errs[i] = natsserver.Start(natsserver.Options{
-					Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Name: fmt.Sprintf("n%d", i), Port: ports[n+i],
-					Cluster: &natsserver.Cluster{Name: "test", Port: ports[i], Routes: routes},
-				})
-			})
+			wg.Go(func() { errs[i] = start(i) })
 		}
 		wg.Wait()
 		require.NoError(t, errors.Join(errs...))
@@ -141,7 +146,12 @@ func Cluster(t testing.TB) *Fixture {
 	resume()
 	nc, err := nats.Connect(servers[0].URL(), reconnecting()...)
 	require.NoError(t, err)
-	return finish(t, nc, servers[0].URL(), topology.Options{Replicas: n}, stop, resume)
+	f := finish(t, nc, servers[0].URL(), topology.Options{Replicas: n}, stop, resume)
+	f.Bounce = func(i int) {
+		servers[i].Shutdown()
+		require.NoError(t, start(i))
+	}
+	return f
 }
 
 func reconnecting() []nats.Option {

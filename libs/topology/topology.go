@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
@@ -62,7 +63,7 @@ const (
 // Bounds.
 const (
 	// MaxEventSize bounds an event with its headers, in bytes.
-	MaxEventSize = 256 << 10
+	MaxEventSize = eventlog.MaxEventSize
 	// MaxChunkSize bounds a message of output with its headers, in bytes.
 	MaxChunkSize = 128 << 10
 	// MaxCommandSize bounds a command with its headers, in bytes.
