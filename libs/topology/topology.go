@@ -171,9 +171,9 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 			Metadata: map[string]string{MetaContract: contractVersion},
 		}
 	}
-	// Heartbeats and leases say something about now only, and change all the time.
-	inMemory := func(c jetstream.KeyValueConfig) jetstream.KeyValueConfig {
-		c.Storage = jetstream.MemoryStorage
+	// Heartbeats and leases say something about now only, yet they are stored in files too: a bucket in memory is itself gone
+	// after a restart of the server, and whoever writes to it fails until somebody ensures the topology again.
+	announced := func(c jetstream.KeyValueConfig) jetstream.KeyValueConfig {
 		// A watcher must learn that an entry ran out, not only that it was not renewed.
 		c.LimitMarkerTTL = 2 * time.Minute
 		return c
@@ -183,8 +183,8 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 		base(BucketExec, "Receipt of each exec", ReceiptTTL, 4<<30),
 		base(BucketIdem, "Idempotency keys", IdemTTL, 1<<30),
 		base(BucketName, "Names that tenants gave to sandboxes", 0, 256<<20),
-		inMemory(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
-		inMemory(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
+		announced(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
+		announced(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
 		base(BucketPlace, "Sandboxes that take up a place of a worker or tenant", 0, 256<<20),
 		base(BucketCheckpoint, "How far each projection has read", 0, 256<<20),
 	}

@@ -993,9 +993,11 @@ type SandboxView struct {
 	// Set while it runs: uptime at a time t is past_uptime_ms + (t - running_since).
 	RunningSince *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=running_since,json=runningSince,proto3" json:"running_since,omitempty"`
 	// What the runs before the present one add up to.
-	PastUptimeMs  uint64 `protobuf:"varint,18,opt,name=past_uptime_ms,json=pastUptimeMs,proto3" json:"past_uptime_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PastUptimeMs uint64 `protobuf:"varint,18,opt,name=past_uptime_ms,json=pastUptimeMs,proto3" json:"past_uptime_ms,omitempty"`
+	// Set once its workspace is gone.
+	WorkspaceDeletedAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=workspace_deleted_at,json=workspaceDeletedAt,proto3" json:"workspace_deleted_at,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *SandboxView) Reset() {
@@ -1152,6 +1154,13 @@ func (x *SandboxView) GetPastUptimeMs() uint64 {
 		return x.PastUptimeMs
 	}
 	return 0
+}
+
+func (x *SandboxView) GetWorkspaceDeletedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WorkspaceDeletedAt
+	}
+	return nil
 }
 
 // ExecView is the receipt of an exec in KV bucket exec, key <tenant>.<sandbox>.<exec>. Derived from the log.
@@ -2223,7 +2232,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x1b\n" +
-	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xf7\x05\n" +
+	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xc5\x06\n" +
 	"\vSandboxView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2245,7 +2254,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\tuptime_ms\x18\x0f \x01(\x04R\buptimeMs\x12\x1a\n" +
 	"\bsequence\x18\x10 \x01(\x04R\bsequence\x12?\n" +
 	"\rrunning_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\frunningSince\x12$\n" +
-	"\x0epast_uptime_ms\x18\x12 \x01(\x04R\fpastUptimeMs\"\xca\x04\n" +
+	"\x0epast_uptime_ms\x18\x12 \x01(\x04R\fpastUptimeMs\x12L\n" +
+	"\x14workspace_deleted_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x12workspaceDeletedAt\"\xca\x04\n" +
 	"\bExecView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2415,28 +2425,29 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	26, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
 	32, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
 	26, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	29, // 23: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	33, // 24: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	34, // 25: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	26, // 26: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	26, // 27: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	26, // 28: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	26, // 29: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	16, // 30: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	17, // 31: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	18, // 32: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	19, // 33: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	30, // 34: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	21, // 35: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	32, // 36: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	26, // 37: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	30, // 38: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	35, // 39: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	26, // 23: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	29, // 24: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	33, // 25: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	34, // 26: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	26, // 27: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	26, // 28: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	26, // 29: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	26, // 30: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	16, // 31: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	17, // 32: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	18, // 33: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	19, // 34: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	30, // 35: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	21, // 36: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	32, // 37: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	26, // 38: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	30, // 39: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	35, // 40: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }

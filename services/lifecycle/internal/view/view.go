@@ -1,0 +1,180 @@
+// Package view keeps the current view of each sandbox in KV bucket sandbox, projected from the log. Several processes may run
+// it at the same time: a view is only ever replaced by a later one.
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// known bounds the states kept in memory; one that is not there is loaded from the log.
+const known = 10_000
+
+// Projection implements projection.Projection.
+type Projection struct {
+	kv     jetstream.KeyValue
+	events eventlog.Log
+	log    *slog.Logger
+	states map[string]sandbox.Sandbox
+}
+
+// New projects into the bucket sandbox.
+func New(ctx context.Context, js jetstream.JetStream, events eventlog.Log, log *slog.Logger) (*Projection, error) {
+	kv, err := js.KeyValue(ctx, topology.BucketSandbox)
+	if err != nil {
+		return nil, fmt.Errorf("open the bucket of sandboxes: %w", err)
+	}
+	return &Projection{kv: kv, events: events, log: log, states: map[string]sandbox.Sandbox{}}, nil
+}
+
+// Name of the projection.
+func (p *Projection) Name() string { return "sandbox-view" }
+
+// Version of what a view means.
+func (p *Projection) Version() int { return 1 }
+
+// Subjects of the events it reads.
+func (p *Projection) Subjects() []string {
+	return []string{subject.AllSandboxes(), subject.AllWorkspaces()}
+}
+
+// Apply brings the view of the event's sandbox up to it. It may be repeated, and events may come that a view has already.
+func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
+	agg, err := subject.ParseEvent(e.Subject)
+	if err != nil {
+		return err
+	}
+	if agg.Kind == subject.KindWorkspace {
+		return p.workspace(ctx, agg, e)
+	}
+	s, ok := p.states[agg.ID]
+	if ok && e.Seq <= s.Seq {
+		return nil
+	}
+	if ok {
+		s, err = s.Evolve(e)
+	}
+	if !ok || err != nil {
+		if s, err = p.load(ctx, agg, e); err != nil {
+			return err
+		}
+	}
+	view := s.View()
+	if err := p.put(ctx, key(agg), func(old *commandsv1.SandboxView) *commandsv1.SandboxView {
+		if old.GetSequence() >= view.GetSequence() {
+			return nil
+		}
+		view.WorkspaceDeletedAt = old.GetWorkspaceDeletedAt()
+		return view
+	}); err != nil {
+		return err
+	}
+	p.remember(s)
+	return nil
+}
+
+// load folds the history up to the log's present end. What cannot be understood is skipped: a view shows, it does not decide.
+func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) (sandbox.Sandbox, error) {
+	h, err := p.events.Load(ctx, agg)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	s := sandbox.Sandbox{ID: agg.ID, Tenant: agg.Tenant}
+	for _, r := range h.Events {
+		next, err := s.Evolve(r)
+		switch {
+		case err == nil:
+			s = next
+		case !fault.Is(err, fault.ReasonUnknownEvent):
+			p.log.Error("an impossible event was left out of a view", "subject", r.Subject, "sequence", r.Seq, "error", err)
+		}
+	}
+	s.Seq = max(s.Seq, e.Seq)
+	return s, nil
+}
+
+func (p *Projection) remember(s sandbox.Sandbox) {
+	if s.State == sandbox.Destroyed {
+		delete(p.states, s.ID)
+		return
+	}
+	if len(p.states) >= known {
+		for id := range p.states {
+			delete(p.states, id)
+			break
+		}
+	}
+	p.states[s.ID] = s
+}
+
+func (p *Projection) workspace(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) error {
+	if _, gone := e.Body.(*eventsv1.WorkspaceDeleted); !gone {
+		return nil
+	}
+	return p.put(ctx, key(agg), func(old *commandsv1.SandboxView) *commandsv1.SandboxView {
+		if old.GetSequence() == 0 || old.GetWorkspaceDeletedAt() != nil {
+			return nil
+		}
+		old.WorkspaceDeletedAt = timestamppb.New(e.Time)
+		return old
+	})
+}
+
+func key(agg subject.Aggregate) string { return agg.Tenant + "." + agg.ID }
+
+// putAttempts bounds the races lost against other processes before the event is applied again.
+const putAttempts = 10
+
+// put replaces an entry by what change makes of it; nil leaves it as it is. The entry that change gets is empty where there is
+// none.
+func (p *Projection) put(ctx context.Context, key string, change func(*commandsv1.SandboxView) *commandsv1.SandboxView) error {
+	var err error
+	for range putAttempts {
+		old := &commandsv1.SandboxView{}
+		var revision uint64
+		e, got := p.kv.Get(ctx, key)
+		switch {
+		case errors.Is(got, jetstream.ErrKeyNotFound):
+		case got != nil:
+			return fmt.Errorf("read the view %s: %w", key, got)
+		default:
+			revision = e.Revision()
+			if err := proto.Unmarshal(e.Value(), old); err != nil {
+				// A view that cannot be read is worth nothing and is made again.
+				old = &commandsv1.SandboxView{}
+			}
+		}
+		next := change(old)
+		if next == nil {
+			return nil
+		}
+		data, failed := proto.MarshalOptions{Deterministic: true}.Marshal(next)
+		if failed != nil {
+			return fmt.Errorf("encode the view %s: %w", key, failed)
+		}
+		if revision == 0 {
+			_, err = p.kv.Create(ctx, key, data)
+		} else {
+			_, err = p.kv.Update(ctx, key, data, revision)
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("store the view %s: %w", key, err)
+}
