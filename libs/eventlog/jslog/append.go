@@ -20,9 +20,6 @@ type appending struct {
 	flat    []*nats.Msg
 	// unsure is set once an attempt may have been stored without our knowing.
 	unsure bool
-	// partial is set when the first of our events were seen without the others: either a replica lagged, or somebody appended
-	// fewer events under the same ids.
-	partial bool
 }
 
 // run publishes until the outcome is known. A refusal says little by itself: a single server answers a repeated message with
@@ -94,11 +91,7 @@ func (a *appending) refused(w why, err error) error {
 
 // gaveUp is the fault when no attempt had a clear outcome.
 func (a *appending) gaveUp(ctx context.Context, last error) error {
-	switch {
-	case ctx.Err() != nil:
-	case a.partial:
-		return eventlog.ErrConflict
-	case last == nil || classify(last) == whyDuplicate:
+	if ctx.Err() == nil && (last == nil || classify(last) == whyDuplicate) {
 		return reused(a.flat)
 	}
 	return unavailable(ctx, last)
@@ -157,8 +150,7 @@ func (a *appending) lookAt(ctx context.Context, e eventlog.Entry, ours []*nats.M
 	}
 	for i, m := range ours {
 		if i == len(messages) {
-			a.partial = true
-			return nil, whereNothing, nil
+			return nil, whereNothing, nil // the beginning of ours: the rest is on its way to this replica
 		}
 		if messages[i].header.Get(envelope.HeaderID) != m.Header.Get(envelope.HeaderID) {
 			return nil, whereOther, nil
