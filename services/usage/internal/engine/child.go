@@ -149,7 +149,7 @@ const adminUser = "sandtrail"
 // writeConfig writes the engine's configuration and returns its path.
 //
 // The engine's own session is always user default with an empty password, and this build has no writable store for users, so
-// all of them stand here. default keeps what that session needs, and may read the views of the agents database.
+// all of them stand here. default keeps what that session needs, and may read the agents database.
 func writeConfig(cfg childConfig) (string, error) {
 	users := filepath.Join(cfg.Dir, "users.xml")
 	text := fmt.Sprintf(`<clickhouse>
@@ -160,7 +160,7 @@ func writeConfig(cfg childConfig) (string, error) {
 <%[2]s><password_sha256_hex>%[3]x</password_sha256_hex><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota></%[2]s>
 </users>
 </clickhouse>
-`, grants(cfg), adminUser, sha256.Sum256([]byte(cfg.AdminPassword)))
+`, grants(), adminUser, sha256.Sum256([]byte(cfg.AdminPassword)))
 	if err := os.WriteFile(users, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("write users: %w", err)
 	}
@@ -176,11 +176,11 @@ func writeConfig(cfg childConfig) (string, error) {
 	return conf, nil
 }
 
-func grants(childConfig) string {
+// grants are the rights of the user without a password.
+func grants() string {
 	var b strings.Builder
 	for _, g := range []string{
-		"SYSTEM LISTEN ON *.*", "SELECT ON system.one", "SELECT ON system.numbers",
-		"SELECT ON agents.usage_events", "SELECT ON agents.sandbox_usage",
+		"SYSTEM LISTEN ON *.*", "SELECT ON system.one", "SELECT ON system.numbers", "SELECT ON agents.*",
 	} {
 		fmt.Fprintf(&b, "<query>GRANT %s</query>", g)
 	}

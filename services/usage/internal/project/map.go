@@ -1,0 +1,132 @@
+package project
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
+)
+
+// schemaVersion is the version of the mapping below. A change of what a column means raises it, and the log is projected again.
+const schemaVersion = 1
+
+// Owner is for whom a sandbox runs, beside its tenant.
+type Owner struct{ Session, Org string }
+
+// Bounds of the column occurred_at.
+var (
+	earliest = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	latest   = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+// costs reports whether an event makes a row.
+func costs(e envelope.Recorded) bool {
+	switch e.Body.(type) {
+	case *eventsv1.ExecCompleted, *eventsv1.ExecLost,
+		*eventsv1.SandboxReady, *eventsv1.SandboxUsageSampled, *eventsv1.SandboxStopped, *eventsv1.SandboxFailed, *eventsv1.SandboxDestroyed:
+		return true
+	}
+	return false
+}
+
+// Map makes the row of an event that costs something. The same event and owner make the same row. An error means that the event can
+// never become one: an id that is none, a tenant that is not the subject's.
+//
+// An exec has one row, under its usage_event_id. A sandbox has one row over its whole life, under ids.Usage of its own id: its
+// facts are cumulative and the latest one stands.
+func Map(e envelope.Recorded, agg subject.Aggregate, o Owner) (clickhouse.Row, error) {
+	row := clickhouse.Row{
+		Tenant: agg.Tenant, Session: o.Session, Org: o.Org, OccurredAt: e.Time.UTC(), Seq: e.Seq, Schema: schemaVersion,
+	}
+	if e.Tenant != "" && e.Tenant != agg.Tenant {
+		return row, fmt.Errorf("event %d: tenant of the header is not that of the subject", e.Seq)
+	}
+	if e.Time.Before(earliest) || e.Time.After(latest) {
+		return row, fmt.Errorf("event %d: time %s is out of bounds", e.Seq, e.Time)
+	}
+	var err error
+	if row.EventID, err = uuid.Parse(e.ID); err != nil {
+		return row, fmt.Errorf("event %d: id: %w", e.Seq, err)
+	}
+	if row.Sandbox, err = uuid.Parse(agg.Sandbox); err != nil {
+		return row, fmt.Errorf("event %d: sandbox id: %w", e.Seq, err)
+	}
+	if agg.Kind == subject.KindExec {
+		return mapExec(row, e, agg)
+	}
+	return mapSandbox(row, e)
+}
+
+func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (clickhouse.Row, error) {
+	row.Type = clickhouse.ExecCommand
+	var err error
+	if row.Exec, err = uuid.Parse(agg.ID); err != nil {
+		return row, fmt.Errorf("event %d: exec id: %w", e.Seq, err)
+	}
+	var usageID, session string
+	switch b := e.Body.(type) {
+	case *eventsv1.ExecCompleted:
+		code := b.GetExitCode()
+		row.Outcome, row.ExitCode, row.Signal, row.Reason = "completed", &code, b.GetSignal(), b.GetReason()
+		row.WallMillis, row.Method = b.GetWallTimeUs()/1000, b.GetUsageMethod()
+		row.StdoutBytes, row.StderrBytes = b.GetStdout().GetBytes(), b.GetStderr().GetBytes()
+		setUsage(&row, b.GetUsage())
+		usageID, session = b.GetUsageEventId(), b.GetSessionId()
+	case *eventsv1.ExecLost:
+		row.Outcome, row.Reason, row.WallMillis = "lost", b.GetReason(), b.GetWallTimeUs()/1000
+		row.StdoutBytes, row.StderrBytes = b.GetStdoutBytes(), b.GetStderrBytes()
+		setUsage(&row, b.GetUsage())
+		usageID, session = b.GetUsageEventId(), b.GetSessionId()
+	default:
+		return row, fmt.Errorf("event %d: %s on the subject of an exec", e.Seq, e.Type)
+	}
+	if session != "" {
+		row.Session = session
+	}
+	if usageID == "" {
+		usageID = ids.Usage(e.ID)
+	}
+	if row.ID, err = uuid.Parse(usageID); err != nil {
+		return row, fmt.Errorf("event %d: usage event id: %w", e.Seq, err)
+	}
+	return row, nil
+}
+
+func mapSandbox(row clickhouse.Row, e envelope.Recorded) (clickhouse.Row, error) {
+	row.Type = clickhouse.SandboxUptime
+	row.ID = uuid.MustParse(ids.Usage(row.Sandbox.String()))
+	switch b := e.Body.(type) {
+	case *eventsv1.SandboxReady:
+		row.Outcome = "ready"
+	case *eventsv1.SandboxUsageSampled:
+		row.Outcome, row.WallMillis = "ready", b.GetUptimeMs()
+		setUsage(&row, b.GetUsage())
+	case *eventsv1.SandboxStopped:
+		row.Outcome, row.WallMillis = "stopped", b.GetUptimeMs()
+		setUsage(&row, b.GetUsage())
+	case *eventsv1.SandboxFailed:
+		row.Outcome, row.Reason, row.WallMillis = "failed", b.GetReason(), b.GetUptimeMs()
+		setUsage(&row, b.GetUsage())
+	case *eventsv1.SandboxDestroyed:
+		row.Outcome, row.Reason, row.WallMillis = "destroyed", b.GetReason(), b.GetUptimeMs()
+		setUsage(&row, b.GetUsage())
+	default:
+		return row, fmt.Errorf("event %d: %s on the subject of a sandbox", e.Seq, e.Type)
+	}
+	return row, nil
+}
+
+func setUsage(row *clickhouse.Row, u *commonv1.UsageMetrics) {
+	row.CPUMillis, row.MemoryPeak, row.MemoryAvg = u.GetCpuMs(), u.GetMemoryPeakBytes(), u.GetMemoryAvgBytes()
+	row.DiskRead, row.DiskWrite = u.GetDiskReadBytes(), u.GetDiskWriteBytes()
+	row.Egress, row.Ingress = u.GetNetworkEgressBytes(), u.GetNetworkIngressBytes()
+	row.GPUMillis, row.GPUMemory = u.GetGpuMs(), u.GetGpuMemoryBytes()
+}

@@ -1,0 +1,71 @@
+package project
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+// ownersKept bounds each of the two generations of owners, about 10 MB together.
+const ownersKept = 32_768
+
+// owners knows for whom each sandbox runs. What it has seen pass by, or looked up, it keeps for a while: two maps, of which the
+// older one goes when the younger is full.
+type owners struct {
+	stream       jetstream.Stream
+	young, older map[string]Owner
+}
+
+func newOwners(s jetstream.Stream) *owners {
+	return &owners{stream: s, young: map[string]Owner{}}
+}
+
+func (o *owners) put(subj string, v Owner) {
+	if len(o.young) >= ownersKept {
+		o.older, o.young = o.young, make(map[string]Owner, ownersKept)
+	}
+	o.young[subj] = v
+}
+
+// see learns from an event that passes by.
+func (o *owners) see(e envelope.Recorded) {
+	if b, ok := e.Body.(*eventsv1.SandboxRequested); ok {
+		o.put(e.Subject, Owner{Session: b.GetSessionId(), Org: b.GetOrgId()})
+	}
+}
+
+// of gives the owner of the aggregate's sandbox, from the first event of its history where it is not known. A sandbox without
+// a history has none.
+func (o *owners) of(ctx context.Context, agg subject.Aggregate) (Owner, error) {
+	subj := subject.Sandbox(agg.Tenant, agg.Sandbox).Subject()
+	if v, ok := o.young[subj]; ok {
+		return v, nil
+	}
+	if v, ok := o.older[subj]; ok {
+		o.put(subj, v)
+		return v, nil
+	}
+	m, err := o.stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(subj))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return Owner{}, nil
+	}
+	if err != nil {
+		return Owner{}, fmt.Errorf("look up the owner of a sandbox: %w", err)
+	}
+	var v Owner
+	// A first event that does not decode is dead-lettered by itself; it says nothing about an owner.
+	if e, err := envelope.Decode(m.Subject, m.Sequence, m.Header, m.Data); err == nil {
+		if b, ok := e.Body.(*eventsv1.SandboxRequested); ok {
+			v = Owner{Session: b.GetSessionId(), Org: b.GetOrgId()}
+		}
+	}
+	o.put(subj, v)
+	return v, nil
+}
