@@ -1,0 +1,166 @@
+// Package app is gc: it finds sandboxes over their time and workspaces past their delete-after and has them removed by the
+// services that own them.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/sandbox/views"
+	"github.com/sandtrail/sandtrail/services/gc/internal/sweep"
+)
+
+// Finding is one thing that is over, see package sweep.
+type Finding = sweep.Finding
+
+// Config of gc.
+type Config struct {
+	// Every is the longest time between two passes: 1 min. What becomes due in between is found when it is due.
+	Every time.Duration
+}
+
+// Validate reports every mistake at once.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Every < 0 {
+		errs = append(errs, fmt.Errorf("interval: %s is negative", c.Every))
+	}
+	return errors.Join(errs...)
+}
+
+// Deps are what gc needs from whoever composes it.
+type Deps struct {
+	NC       *nats.Conn
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+	// Events is the log; nil is the one on NC.
+	Events eventlog.Log
+	// Now is the clock of every decision; nil is the system's.
+	Now func() time.Time
+}
+
+// App is a gc service.
+type App struct {
+	cfg     Config
+	log     *slog.Logger
+	js      jetstream.JetStream
+	sweeper *sweep.Sweeper
+	now     func() time.Time
+	found   *prometheus.CounterVec
+	failed  prometheus.Counter
+}
+
+// New checks the configuration.
+func New(_ context.Context, cfg Config, d Deps) (*App, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("gc configuration: %w", err)
+	}
+	if cfg.Every == 0 {
+		cfg.Every = time.Minute
+	}
+	js, err := jetstream.New(d.NC)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	if d.Events == nil {
+		d.Events = jslog.New(js)
+	}
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	if d.Registry == nil {
+		d.Registry = prometheus.NewRegistry()
+	}
+	a := &App{
+		cfg: cfg, log: d.Log.With("service", "gc"), js: js, now: d.Now,
+		sweeper: sweep.New(js, d.Events, d.Now),
+		found: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sandtrail_gc_findings_total", Help: "What was over and asked to be removed, by kind and action.",
+		}, []string{"kind", "action"}),
+		failed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sandtrail_gc_failures_total", Help: "Passes that did not look at everything.",
+		}),
+	}
+	for _, c := range []prometheus.Collector{a.found, a.failed} {
+		if err := d.Registry.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return a, nil
+}
+
+// Once makes one pass and returns what is over. Unless dryRun the commands to remove it are sent when it returns; the findings
+// are good even where an error tells that not everything was looked at.
+func (a *App) Once(ctx context.Context, dryRun bool) ([]Finding, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	set := views.New(a.log, sweep.Relevant)
+	go func() { _ = set.Run(ctx, a.js) }()
+	select {
+	case <-set.Ready():
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return a.pass(ctx, set, dryRun)
+}
+
+func (a *App) pass(ctx context.Context, set *views.Set, dryRun bool) ([]Finding, error) {
+	found, err := a.sweeper.Sweep(ctx, set.All(), dryRun)
+	if dryRun {
+		return found, err
+	}
+	for _, f := range found {
+		a.found.WithLabelValues(f.Kind, f.Action).Inc()
+		a.log.Info("over", "kind", f.Kind, "tenant", f.Tenant, "sandbox", f.ID, "action", f.Action, "reason", f.Reason)
+	}
+	return found, err
+}
+
+// Run makes a pass whenever something becomes due, and every Config.Every, until ctx ends. A pass that fails is made again.
+func (a *App) Run(ctx context.Context) error {
+	set := views.New(a.log, sweep.Relevant)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return set.Run(ctx, a.js) })
+	g.Go(func() error {
+		select {
+		case <-set.Ready():
+		case <-ctx.Done():
+			return nil
+		}
+		for {
+			if _, err := a.pass(ctx, set, false); err != nil && ctx.Err() == nil {
+				a.failed.Inc()
+				a.log.Warn("the pass was incomplete", "error", err)
+			}
+			timer := time.NewTimer(a.pause(set))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return nil
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// pause is the time until the next view is due, between a second and Config.Every.
+func (a *App) pause(set *views.Set) time.Duration {
+	now, wait := a.now(), a.cfg.Every
+	for _, v := range set.All() {
+		if due := sweep.Due(v); due.After(now) {
+			wait = min(wait, due.Sub(now))
+		}
+	}
+	return max(wait, min(time.Second, a.cfg.Every))
+}

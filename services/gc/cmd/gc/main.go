@@ -1,0 +1,51 @@
+// Command gc runs gc as a process of its own: a loop, or one pass for a scheduled job.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/services/gc/app"
+)
+
+type flags struct {
+	chassis.Flags
+	Once   bool          `help:"Make one pass and end."`
+	DryRun bool          `help:"Make one pass that only shows what would be removed, and why."`
+	Every  time.Duration `default:"1m" help:"Longest time between two passes."`
+}
+
+// single is one pass as a service.
+type single struct {
+	app *app.App
+	dry bool
+}
+
+func (s single) Run(ctx context.Context) error {
+	found, err := s.app.Once(ctx, s.dry)
+	for _, f := range found {
+		fmt.Printf("%s\t%s\t%s\t%s\t%s\n", f.Action, f.Kind, f.Tenant, f.ID, f.Reason)
+	}
+	return err
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, chassis.Options("gc", "Removes what is over.")...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(chassis.Run(ctx, "gc", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		a, err := app.New(ctx, app.Config{Every: f.Every}, app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry})
+		if err != nil || !f.Once && !f.DryRun {
+			return a, err
+		}
+		return single{app: a, dry: f.DryRun}, nil
+	}))
+}
