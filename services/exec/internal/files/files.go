@@ -1,0 +1,213 @@
+// Package files answers FileCall requests for the sandboxes of one worker through their toolboxes.
+package files
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+)
+
+const (
+	// MaxPart bounds the bytes of one read or write; more is refused with too_large.
+	MaxPart = 512 << 10
+	// callTimeout bounds one call; queue group of the workers' subscription.
+	callTimeout = 20 * time.Second
+	group       = "files"
+	// pending requests wait for a free slot; over it NATS drops them and the caller times out.
+	pendingMost  = 1024
+	pendingBytes = 64 << 20
+)
+
+// Server answers file calls.
+type Server struct {
+	NC     *nats.Conn
+	Worker string
+	// Concurrent calls, 32 by default; further ones wait.
+	Concurrent int
+	// Owner gives the tenant of a sandbox of this worker. It is what keeps tenants apart: the caller's word is not taken.
+	Owner   func(ctx context.Context, sandbox string) (tenant string, err error)
+	Toolbox func(sandbox string) *client.Client
+	Log     *slog.Logger
+}
+
+// Run serves until ctx ends, and lets the calls in work finish.
+func (s *Server) Run(ctx context.Context) error {
+	n := s.Concurrent
+	if n <= 0 {
+		n = 32
+	}
+	slots := make(chan struct{}, n)
+	work := context.WithoutCancel(ctx)
+	sub, err := s.NC.QueueSubscribe(subject.FilesOf(s.Worker), group, func(m *nats.Msg) {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			s.serve(work, m)
+		}()
+	})
+	if err != nil {
+		return fmt.Errorf("subscribe to file calls: %w", err)
+	}
+	if err := sub.SetPendingLimits(pendingMost, pendingBytes); err != nil {
+		return fmt.Errorf("bound file calls: %w", err)
+	}
+	<-ctx.Done()
+	err = sub.Unsubscribe()
+	for range n {
+		slots <- struct{}{}
+	}
+	return err
+}
+
+func (s *Server) serve(ctx context.Context, m *nats.Msg) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	reply, err := s.call(ctx, m)
+	if err != nil {
+		f := translate(err)
+		if f.Code == fault.Internal {
+			s.Log.WarnContext(ctx, "file call failed", "subject", m.Subject, "error", err)
+		}
+		detail, code := fault.Detail(f)
+		reply = &commandsv1.FileReply{Error: detail, GrpcCode: uint32(code)}
+	}
+	data, err := proto.Marshal(reply)
+	if err == nil {
+		err = m.Respond(data)
+	}
+	if err != nil && !errors.Is(err, nats.ErrMsgNoReply) {
+		s.Log.WarnContext(ctx, "file call not answered", "subject", m.Subject, "error", err)
+	}
+}
+
+func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, error) {
+	c := &commandsv1.FileCall{}
+	if err := proto.Unmarshal(m.Data, c); err != nil {
+		return nil, invalid("the request cannot be read")
+	}
+	tenant, box := c.GetTenantId(), c.GetSandboxId()
+	if !subject.ValidToken(tenant) || !subject.ValidToken(box) || m.Subject != subject.Files(s.Worker, tenant, box) {
+		return nil, invalid("the request does not belong to its subject")
+	}
+	owner, err := s.Owner(ctx, box)
+	if err != nil {
+		return nil, err
+	}
+	if owner != tenant {
+		return nil, fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box)
+	}
+	tb := s.Toolbox(box)
+	switch call := c.GetCall().(type) {
+	case *commandsv1.FileCall_Read:
+		return read(ctx, tb, call.Read)
+	case *commandsv1.FileCall_Write:
+		return write(ctx, tb, call.Write)
+	case *commandsv1.FileCall_List:
+		return list(ctx, tb, call.List)
+	case *commandsv1.FileCall_Stats:
+		u, err := tb.Usage(ctx, &toolboxv1.Usage{})
+		if err != nil {
+			return nil, err
+		}
+		return &commandsv1.FileReply{Usage: u.GetUsage()}, nil
+	default:
+		return nil, invalid("the request is of no known kind")
+	}
+}
+
+func read(ctx context.Context, tb *client.Client, c *commandsv1.ReadPart) (*commandsv1.FileReply, error) {
+	if err := path(c.GetPath()); err != nil {
+		return nil, err
+	}
+	if c.GetOffset() < 0 || c.GetMaxBytes() < 0 {
+		return nil, invalid("offset and max_bytes cannot be negative")
+	}
+	n := c.GetMaxBytes()
+	if n == 0 || n > MaxPart {
+		n = MaxPart
+	}
+	r, err := tb.ReadFile(ctx, &toolboxv1.ReadFile{Path: c.GetPath(), Offset: c.GetOffset(), MaxBytes: n})
+	if err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{Data: r.GetData(), TotalSize: r.GetTotalSize(), Eof: r.GetEof()}, nil
+}
+
+func write(ctx context.Context, tb *client.Client, c *commandsv1.WritePart) (*commandsv1.FileReply, error) {
+	if err := path(c.GetPath()); err != nil {
+		return nil, err
+	}
+	if len(c.GetData()) > MaxPart {
+		return nil, fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "one part of a file has at most %d bytes", MaxPart)
+	}
+	if c.GetOffset() < 0 {
+		return nil, invalid("offset cannot be negative")
+	}
+	r, err := tb.WriteFile(ctx, &toolboxv1.WriteFile{
+		Path: c.GetPath(), UploadId: c.GetUploadId(), Offset: c.GetOffset(), Data: c.GetData(), Last: c.GetLast(),
+		Append: c.GetAppend(), Mode: c.GetMode(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{BytesWritten: r.GetBytesWritten()}, nil
+}
+
+func list(ctx context.Context, tb *client.Client, c *commandsv1.ListCall) (*commandsv1.FileReply, error) {
+	if err := path(c.GetPath()); err != nil {
+		return nil, err
+	}
+	r, err := tb.ListFiles(ctx, &toolboxv1.ListFiles{Path: c.GetPath(), Recursive: c.GetRecursive(), MaxEntries: c.GetMaxEntries()})
+	if err != nil {
+		return nil, err
+	}
+	reply := &commandsv1.FileReply{Truncated: r.GetTruncated()}
+	for _, e := range r.GetEntries() {
+		reply.Entries = append(reply.Entries, &commandsv1.FileInfo{
+			Path: e.GetPath(), Size: e.GetSize(), IsDir: e.GetIsDir(), Mode: e.GetMode(), ModifiedAt: e.GetModifiedAt(),
+			LinkTarget: e.GetLinkTarget(),
+		})
+	}
+	return reply, nil
+}
+
+func path(p string) error {
+	if len(p) > 4096 || strings.ContainsRune(p, 0) {
+		return fault.New(fault.InvalidArgument, fault.ReasonValidation, "a path has at most 4096 bytes and no zero byte").
+			WithFields(map[string]string{"path": "at most 4096 bytes, no zero byte"})
+	}
+	return nil
+}
+
+func invalid(message string) error {
+	return fault.New(fault.InvalidArgument, fault.ReasonValidation, message)
+}
+
+// translate makes a fault of what a toolbox answered. A toolbox that cannot be reached is unavailable: its sandbox is starting,
+// or on its way out.
+func translate(err error) *fault.Error {
+	var refused *client.Error
+	switch {
+	case errors.As(err, &refused):
+		return fault.New(fault.Code(refused.Code), fault.Reason(refused.Reason), refused.Message)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fault.New(fault.DeadlineExceeded, fault.ReasonTimeout, "the sandbox took too long to answer").Because(err)
+	case errors.Is(err, client.ErrUnavailable):
+		return fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "the sandbox does not answer").
+			WithRetry(time.Second).Because(err)
+	default:
+		return fault.From(err)
+	}
+}

@@ -1,0 +1,138 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+)
+
+// follow relays the output until the end and records it. fresh: nothing is stored yet, so that nothing need be read first.
+func (x *run) follow(ctx context.Context, fresh bool) error {
+	down := x.outage()
+	var pos relay.Position
+	for {
+		if !fresh {
+			err := x.r.retry(ctx, "read position", x, func() (err error) {
+				pos, err = x.r.deps.Relay.Position(ctx, x.out)
+				return transient(err)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		fresh = false
+		var end *toolboxv1.End
+		var err error
+		pos, end, err = x.r.deps.Relay.Run(ctx, x.out, pos, x.attach)
+		var refused *client.Error
+		switch {
+		case err == nil:
+			return x.ended(ctx, end, pos)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, relay.ErrFenced):
+			over, err := x.standBack(ctx)
+			if over || err != nil {
+				return err
+			}
+		case errors.As(err, &refused) && refused.Code == string(fault.NotFound):
+			return x.lose(ctx, fault.ReasonExecLost, "the toolbox does not know the command any more")
+		default:
+			if over, err := down.check(ctx, err); over || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// transient makes an error of reading OUT one that retry tries again.
+func transient(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "output cannot be read").Because(err)
+}
+
+func (x *run) attach(ctx context.Context, stdout, stderr uint64) (relay.Stream, error) {
+	return x.r.deps.Toolbox(x.agg.Sandbox).Attach(ctx, &toolboxv1.Attach{ExecId: x.agg.ID, StdoutOffset: stdout, StderrOffset: stderr})
+}
+
+// standBack leaves the exec to the relay that was faster for a moment; it may have recorded the end then.
+func (x *run) standBack(ctx context.Context) (bool, error) {
+	wait := x.r.cfg.FenceWait
+	if err := pause(ctx, wait/2+rand.N(wait)); err != nil {
+		return false, err
+	}
+	err := x.reload(ctx)
+	return x.state.Over(), err
+}
+
+// ended records what the toolbox observed.
+func (x *run) ended(ctx context.Context, end *toolboxv1.End, pos relay.Position) error {
+	if end.GetReason() == string(fault.ReasonSandboxLost) || end.GetReason() == "" {
+		return x.finish(ctx, sandbox.LoseExec{Lost: &eventsv1.ExecLost{
+			Reason: string(fault.ReasonSandboxLost), Message: end.GetMessage(), LastChunk: pos.Chunk,
+			StdoutBytes: pos.Stream(relay.Stdout).End, StderrBytes: pos.Stream(relay.Stderr).End,
+			Usage: end.GetUsage(), WallTimeUs: end.GetWallTimeUs(),
+		}})
+	}
+	code := end.GetExitCode()
+	if code == 0 && end.GetSignal() > 0 {
+		code = 128 + end.GetSignal()
+	}
+	return x.finish(ctx, sandbox.CompleteExec{Completed: &eventsv1.ExecCompleted{
+		ExitCode: code, Signal: end.GetSignal(), WallTimeUs: end.GetWallTimeUs(), Reason: end.GetReason(), Message: end.GetMessage(),
+		Usage: end.GetUsage(), UsageMethod: end.GetUsageMethod(), LastChunk: pos.Chunk,
+		Stdout: pos.Output(relay.Stdout), Stderr: pos.Output(relay.Stderr),
+	}})
+}
+
+// lose records that the end cannot be seen any more, with what is stored of the output.
+func (x *run) lose(ctx context.Context, reason fault.Reason, message string) error {
+	var pos relay.Position
+	err := x.r.retry(ctx, "read position", x, func() (err error) {
+		pos, err = x.r.deps.Relay.Position(ctx, x.out)
+		return transient(err)
+	})
+	if err != nil {
+		return err
+	}
+	x.mark(x.begun)
+	return x.finish(ctx, sandbox.LoseExec{Lost: &eventsv1.ExecLost{
+		Reason: string(reason), Message: message, LastChunk: pos.Chunk,
+		StdoutBytes: pos.Stream(relay.Stdout).End, StderrBytes: pos.Stream(relay.Stderr).End,
+		WallTimeUs: uint64(max(0, time.Since(x.state.StartedAt).Microseconds())),
+	}})
+}
+
+// finish records the end under the exec's own end command, so that whoever records it, and however often, makes one event and
+// one usage id. Then the toolbox may drop its copy of the output.
+func (x *run) finish(ctx context.Context, c sandbox.ExecCommand) error {
+	m := sandbox.CommandMeta{
+		ID: sandbox.EndCommand(x.agg.ID), Actor: actor, Correlation: x.correlation, Time: time.Now(), Tenant: x.agg.Tenant,
+	}
+	if _, err := x.record(ctx, m, 0, c); err != nil {
+		return wrap("record the end", err)
+	}
+	reason := "lost"
+	if x.state.Completed != nil {
+		reason = x.state.Completed.GetReason()
+	}
+	x.r.metrics.ended.WithLabelValues(reason).Inc()
+	if x.state.Started() {
+		fctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		if _, err := x.r.deps.Toolbox(x.agg.Sandbox).Forget(fctx, &toolboxv1.Forget{ExecId: x.agg.ID}); err != nil {
+			x.r.log.Debug("toolbox keeps the output", "exec", x.agg.ID, "error", err)
+		}
+	}
+	return nil
+}

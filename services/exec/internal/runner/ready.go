@@ -1,0 +1,61 @@
+package runner
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+// readyMost bounds the sandboxes remembered as ready; over it all are forgotten, which costs one load each.
+const readyMost = 4096
+
+// readiness remembers which sandboxes were ready, so that a command for one costs no load. It is a hint: the toolbox is asked
+// each time, and a sandbox whose toolbox does not answer is loaded again.
+type readiness struct {
+	log eventlog.Log
+
+	mu    sync.Mutex
+	ready map[subject.Aggregate]string
+}
+
+func newReadiness(log eventlog.Log) *readiness {
+	return &readiness{log: log, ready: map[subject.Aggregate]string{}}
+}
+
+// worker of a sandbox that is known to be ready, else "".
+func (r *readiness) worker(agg subject.Aggregate) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready[agg]
+}
+
+func (r *readiness) forget(agg subject.Aggregate) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.ready, agg)
+}
+
+// load reads the sandbox from the log and remembers it where it is ready.
+func (r *readiness) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
+	h, err := r.log.Load(ctx, agg)
+	if err != nil {
+		return sandbox.Sandbox{}, wrap("load sandbox", err)
+	}
+	s, err := sandbox.Fold(h)
+	if err != nil {
+		return s, wrap("fold sandbox", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.ready, agg)
+	if s.State == sandbox.Ready {
+		if len(r.ready) >= readyMost {
+			clear(r.ready)
+		}
+		r.ready[agg] = s.Worker
+	}
+	return s, nil
+}

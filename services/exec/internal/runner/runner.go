@@ -1,0 +1,230 @@
+// Package runner runs commands in sandboxes: it takes the fence in the log, has the toolbox start the program, relays its output
+// and records its end. Programs outlive it: what it left running it finds again and goes on with.
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+)
+
+// actor is who records ends.
+const actor = "service:exec"
+
+// Config bounds a runner. Zero values are replaced by the defaults named.
+type Config struct {
+	// Worker is this host's name in subjects and facts.
+	Worker string
+	// MaxExecs at once on the worker (256) and in one sandbox (32). More are refused with too_many_execs.
+	MaxExecs, MaxExecsPerSandbox int
+	// DefaultTimeout is for a command without one (1 h); one over MaxTimeout (24 h) is refused.
+	DefaultTimeout, MaxTimeout time.Duration
+	// StartDeadline is how long a command waits for its sandbox to become ready (10 min).
+	StartDeadline time.Duration
+	// ToolboxGrace is how long a toolbox may not answer before its sandbox counts as lost (10 s).
+	ToolboxGrace time.Duration
+	// CommandWait is how long a run whose program the toolbox does not know waits for its command to be delivered again (2 min).
+	CommandWait time.Duration
+	// CancelGrace is what a program has between TERM and KILL (2 s).
+	CancelGrace time.Duration
+	// FenceWait is how long a relay stands back after another one was faster (1 s).
+	FenceWait time.Duration
+	// RequeueAfter is how often the command of an exec that waits for its sandbox is delivered again (5 s).
+	RequeueAfter time.Duration
+	Log          *slog.Logger
+	Registerer   prometheus.Registerer
+}
+
+func (c Config) withDefaults() Config {
+	duration := func(d *time.Duration, def time.Duration) {
+		if *d <= 0 {
+			*d = def
+		}
+	}
+	duration(&c.DefaultTimeout, time.Hour)
+	duration(&c.MaxTimeout, 24*time.Hour)
+	duration(&c.StartDeadline, 10*time.Minute)
+	duration(&c.ToolboxGrace, 10*time.Second)
+	duration(&c.CommandWait, 2*time.Minute)
+	duration(&c.CancelGrace, 2*time.Second)
+	duration(&c.FenceWait, time.Second)
+	duration(&c.RequeueAfter, 5*time.Second)
+	if c.MaxExecs <= 0 {
+		c.MaxExecs = 256
+	}
+	if c.MaxExecsPerSandbox <= 0 {
+		c.MaxExecsPerSandbox = 32
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Log is what a runner needs of the event log.
+type Log interface {
+	eventlog.Log
+	Find(ctx context.Context, subjectFilter string) (subject.Aggregate, error)
+}
+
+// Deps are what a runner works with.
+type Deps struct {
+	NC    *nats.Conn
+	JS    jetstream.JetStream
+	Log   Log
+	Relay *relay.Relay
+	// Key opens sealed environments and standard inputs.
+	Key *seal.Key
+	// Toolbox is the client of a sandbox's toolbox; it dials at each call.
+	Toolbox func(sandbox string) *client.Client
+	// Sandboxes lists the sandboxes that have a toolbox on this worker.
+	Sandboxes func(ctx context.Context) ([]string, error)
+}
+
+// Runner runs the execs of one worker.
+type Runner struct {
+	cfg     Config
+	deps    Deps
+	log     *slog.Logger
+	metrics *metrics
+	ready   *readiness
+
+	// life ends when the runner stops; runs count in wg.
+	life context.Context
+	end  context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu         sync.Mutex
+	runs       map[string]*run
+	perSandbox map[string]int
+}
+
+// New makes a runner. Close it.
+func New(ctx context.Context, cfg Config, deps Deps) *Runner {
+	cfg = cfg.withDefaults()
+	r := &Runner{
+		cfg: cfg, deps: deps, log: cfg.Log, metrics: newMetrics(cfg.Registerer),
+		ready: newReadiness(deps.Log), runs: map[string]*run{}, perSandbox: map[string]int{},
+	}
+	r.life, r.end = context.WithCancel(context.WithoutCancel(ctx))
+	return r
+}
+
+// Close stops relaying and waits until every run has let go. Programs go on; the next runner finds them.
+func (r *Runner) Close() {
+	r.end()
+	r.wg.Wait()
+}
+
+// errFull: a bound on concurrent execs is reached.
+var errFull = fault.New(fault.ResourceExhausted, fault.ReasonTooManyExecs,
+	"too many commands run at once").WithRetry(time.Second)
+
+// open returns the run of an exec, and whether this call made it, in which case go supervise must follow. A run found again
+// after a restart counts in the bounds but is not refused by them.
+func (r *Runner) open(agg subject.Aggregate, commandID string, resumed bool) (*run, bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if x, ok := r.runs[agg.ID]; ok {
+		return x, false, nil
+	}
+	if r.life.Err() != nil {
+		return nil, false, fault.New(fault.Unavailable, fault.ReasonWorkerUnavailable, "the worker is stopping; try again")
+	}
+	if !resumed {
+		if len(r.runs) >= r.cfg.MaxExecs {
+			return nil, false, fault.Newf(errFull.Code, errFull.Reason,
+				"the worker runs %d commands, its most; try again when one has ended", r.cfg.MaxExecs).WithRetry(time.Second)
+		}
+		if n := r.perSandbox[agg.Sandbox]; n >= r.cfg.MaxExecsPerSandbox {
+			return nil, false, fault.Newf(errFull.Code, errFull.Reason,
+				"the sandbox runs %d commands, its most; try again when one has ended", n).WithRetry(time.Second)
+		}
+	}
+	x := newRun(r, agg, commandID)
+	r.runs[agg.ID] = x
+	r.perSandbox[agg.Sandbox]++
+	r.metrics.running.Inc()
+	r.wg.Add(1)
+	return x, true, nil
+}
+
+func (r *Runner) release(x *run) {
+	r.mu.Lock()
+	delete(r.runs, x.agg.ID)
+	if r.perSandbox[x.agg.Sandbox]--; r.perSandbox[x.agg.Sandbox] == 0 {
+		delete(r.perSandbox, x.agg.Sandbox)
+	}
+	r.mu.Unlock()
+	r.metrics.running.Dec()
+	close(x.done)
+	r.wg.Done()
+}
+
+func (r *Runner) find(exec string) *run {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.runs[exec]
+}
+
+// retry calls try until it gives no error that a later call may not have, with growing pauses, while ctx lives.
+func (r *Runner) retry(ctx context.Context, what string, x *run, try func() error) error {
+	wait := 50 * time.Millisecond
+	for {
+		err := try()
+		if err == nil || ctx.Err() != nil || !passing(err) {
+			return err
+		}
+		r.log.Warn("will try again", "operation", what, "exec", x.agg.ID, "error", err)
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+		wait = min(2*wait, 2*time.Second)
+	}
+}
+
+// passing: the log could not be reached, or was full, or was written by somebody else.
+func passing(err error) bool {
+	if errors.Is(err, eventlog.ErrConflict) {
+		return true
+	}
+	var f *fault.Error
+	return errors.As(err, &f) && (f.Code == fault.Unavailable || f.Reason == fault.ReasonLogFull || f.Reason == fault.ReasonConflict)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func tailOf(events []envelope.Recorded) eventlog.Tail {
+	return eventlog.History{Events: events}.Tail()
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,227 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+)
+
+// callTimeout bounds one call of a toolbox on the same host.
+const callTimeout = 10 * time.Second
+
+func (r *Runner) hello(ctx context.Context, box string) (*toolboxv1.HelloReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	h, err := r.deps.Toolbox(box).Hello(ctx, &toolboxv1.Hello{})
+	if err == nil && !h.GetAlive() {
+		return h, errNotAlive
+	}
+	return h, err
+}
+
+var errNotAlive = errors.New("the sandbox has ended")
+
+// readyNow reports whether an exec can be started at once. An error refuses the command: the sandbox is unknown, over, or on
+// another worker.
+func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, error) {
+	if r.ready.worker(box) == r.cfg.Worker {
+		if _, err := r.hello(ctx, box.ID); err == nil {
+			return true, nil
+		}
+		r.ready.forget(box)
+	}
+	s, err := r.ready.load(ctx, box)
+	switch {
+	case err != nil:
+		return false, err
+	case !s.Exists():
+		return false, fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box.ID)
+	case s.State == sandbox.Failed:
+		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxFailed, "sandbox %s has failed: %s", box.ID, s.Message)
+	case s.Ending(), s.State == sandbox.Stopping, s.State == sandbox.Stopped:
+		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxDestroyed, "sandbox %s is destroyed", box.ID)
+	case s.Worker != "" && s.Worker != r.cfg.Worker:
+		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonWorkerUnavailable,
+			"sandbox %s is on another worker by now; try again", box.ID).WithRetry(time.Second)
+	case s.State != sandbox.Ready:
+		return false, nil
+	}
+	_, err = r.hello(ctx, box.ID)
+	return err == nil, ctx.Err()
+}
+
+// start sees to it that the toolbox has the program. The toolbox starts an exec id at most once, so asking again is safe
+// whatever was before. It may record an end: of a program that cannot be started, or whose sandbox is gone.
+func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool) error {
+	down := x.outage()
+	for {
+		err := x.startOnce(ctx, cmd, fresh)
+		var refused *client.Error
+		switch {
+		case err == nil:
+			x.mark(x.begun)
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, errNoCommand):
+			if cmd, err = x.awaitCommand(ctx); err != nil || cmd == nil {
+				return err
+			}
+		case errors.Is(err, errCancelled):
+			return x.never(ctx, sandbox.ReasonCancelled, "cancelled before it was started")
+		case errors.As(err, &refused) && refused.Reason == string(fault.ReasonCommandNotFound):
+			return x.neverWith(ctx, notFound, sandbox.ReasonStartFailed, refused.Message)
+		case errors.As(err, &refused) && refused.Code != string(fault.Unavailable):
+			return x.never(ctx, sandbox.ReasonStartFailed, refused.Message)
+		case errors.As(err, new(*fault.Error)):
+			return x.never(ctx, sandbox.ReasonStartFailed, fault.From(err).Message)
+		default:
+			if over, err := down.check(ctx, err); over || err != nil {
+				return err
+			}
+		}
+	}
+}
+
+var (
+	// errNoCommand: the program is not started and what it needs is only in its command.
+	errNoCommand = errors.New("the command is needed to start the program")
+	errCancelled = errors.New("cancelled before it was started")
+)
+
+func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	box := x.r.deps.Toolbox(x.agg.Sandbox)
+	if !fresh {
+		list, err := box.List(ctx, &toolboxv1.List{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.GetExecs() {
+			if e.GetExecId() != x.agg.ID {
+				continue
+			}
+			if x.state.CancelRequested != "" && e.GetEnd() == nil {
+				return x.r.kill(ctx, x.agg, x.state.CancelRequested)
+			}
+			return nil
+		}
+		if x.state.CancelRequested != "" {
+			return errCancelled
+		}
+	}
+	req, err := x.request(cmd)
+	if err != nil {
+		return err
+	}
+	_, err = box.Start(ctx, req)
+	return err
+}
+
+// request is what the toolbox is asked to start: the recorded spec, with what only the command holds.
+func (x *run) request(cmd *commandsv1.ExecCommand) (*toolboxv1.Start, error) {
+	spec := x.state.Spec
+	req := &toolboxv1.Start{
+		ExecId: x.agg.ID, Argv: append([]string{spec.GetCommand()}, spec.GetArgs()...),
+		WorkingDir: spec.GetWorkingDir(), TimeoutMs: spec.GetTimeoutMs(),
+	}
+	if req.TimeoutMs == 0 {
+		req.TimeoutMs = uint64(x.r.cfg.DefaultTimeout.Milliseconds())
+	}
+	if cmd == nil {
+		if len(spec.GetEnvKeys()) > 0 || spec.GetStdinBytes() > 0 {
+			return nil, errNoCommand
+		}
+		return req, nil
+	}
+	unsealed := fault.New(fault.InvalidArgument, fault.ReasonStartFailed, "the environment of the command cannot be opened on this worker")
+	ad := []byte(x.agg.ID)
+	if sealed := cmd.GetStart().GetSealedEnv(); len(sealed) > 0 {
+		plain, err := x.r.deps.Key.Open(sealed, ad)
+		if err != nil {
+			return nil, unsealed.Because(err)
+		}
+		env := &commandsv1.Env{}
+		if err := proto.Unmarshal(plain, env); err != nil {
+			// The cause could quote what it failed on.
+			return nil, unsealed
+		}
+		req.Env = env.GetVars()
+	}
+	if sealed := cmd.GetStart().GetSealedStdin(); len(sealed) > 0 {
+		plain, err := x.r.deps.Key.Open(sealed, ad)
+		if err != nil {
+			return nil, unsealed.Because(err)
+		}
+		req.Stdin = plain
+	}
+	return req, nil
+}
+
+// awaitCommand waits for the command to be delivered again, which it is while it is not acknowledged. Without it the program
+// can never be started: the fence is taken, its environment is gone, and the exec is lost.
+func (x *run) awaitCommand(ctx context.Context) (*commandsv1.ExecCommand, error) {
+	t := time.NewTimer(x.r.cfg.CommandWait)
+	defer t.Stop()
+	select {
+	case cmd := <-x.offers:
+		return cmd, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-t.C:
+		x.mark(x.begun)
+		return nil, x.finish(ctx, sandbox.LoseExec{Lost: &eventsv1.ExecLost{
+			Reason: string(fault.ReasonExecLost), Message: "the service stopped before the program was started, and its command is gone",
+		}})
+	}
+}
+
+// outage judges a toolbox that does not answer.
+type outage struct {
+	x     *run
+	since time.Time
+	wait  time.Duration
+}
+
+func (x *run) outage() *outage { return &outage{x: x} }
+
+// check pauses, or records the loss once the sandbox is known to be over or the toolbox was silent for its grace: then it
+// returns true.
+func (o *outage) check(ctx context.Context, cause error) (bool, error) {
+	if o.since.IsZero() {
+		o.since, o.wait = time.Now(), 20*time.Millisecond
+	}
+	x := o.x
+	box := subject.Sandbox(x.agg.Tenant, x.agg.Sandbox)
+	s, err := x.r.ready.load(ctx, box)
+	if err == nil && s.State == sandbox.Destroyed {
+		return true, x.lose(ctx, fault.ReasonSandboxDestroyed, "the sandbox was destroyed and the end of the command was not seen")
+	}
+	if err == nil && (s.State == sandbox.Failed || !s.Exists()) {
+		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox ended and the end of the command was not seen")
+	}
+	if _, err := x.r.hello(ctx, x.agg.Sandbox); err == nil {
+		// It answers again; only silence counts.
+		o.since = time.Now()
+	}
+	if time.Since(o.since) > x.r.cfg.ToolboxGrace {
+		x.r.log.Warn("toolbox does not answer", "sandbox", x.agg.Sandbox, "exec", x.agg.ID, "error", cause)
+		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox does not answer any more and the end of the command was not seen")
+	}
+	if err := pause(ctx, o.wait); err != nil {
+		return false, err
+	}
+	o.wait = min(2*o.wait, time.Second)
+	return false, nil
+}
