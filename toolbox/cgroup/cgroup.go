@@ -1,0 +1,339 @@
+// Package cgroup makes, limits, measures and removes the control group that one sandbox lives in, on version 1, version 2
+// and both at once. The group is ours and lies above everything runsc does, so that it outlives the sandbox and still says
+// what it used and whether it ran out of memory.
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// v1Controllers are the version 1 hierarchies we use.
+var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+// Group is one group in every hierarchy that we use.
+type Group struct {
+	// v1 maps a controller to its directory, empty for those that version 2 has.
+	v1 map[string]string
+	// v2 is the unified directory, empty where it is not mounted.
+	v2 string
+	// unified: version 2 has the controllers.
+	unified bool
+}
+
+// Limits of a group. Zero: no limit.
+type Limits struct {
+	// MemoryBytes is all memory, page cache and the sentry's own included.
+	MemoryBytes uint64
+	// CPUMillis is thousandths of a CPU.
+	CPUMillis uint32
+	// PIDs bounds host tasks. Reaching it breaks the sandbox, so it is a backstop far above the guest's own limit.
+	PIDs uint64
+}
+
+// Stats are totals since the group was made; MemoryPeak since ResetPeak.
+type Stats struct {
+	CPU         time.Duration
+	MemoryBytes uint64
+	MemoryPeak  uint64
+	OOMKills    uint64
+}
+
+// Open finds where the group with that name lies below the calling process's own; it makes nothing.
+func Open(name string) (*Group, error) {
+	if name == "" || !filepath.IsLocal(name) {
+		return nil, fmt.Errorf("cgroup name %q is not local", name)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("find cgroups: %w", err)
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("find own cgroup: %w", err)
+	}
+	return locate(string(mounts), string(own), name)
+}
+
+func locate(mountinfo, own, name string) (*Group, error) {
+	paths := map[string]string{}
+	for line := range strings.Lines(own) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for _, c := range strings.Split(parts[1], ",") {
+			paths[c] = parts[2]
+		}
+	}
+	g := &Group{v1: map[string]string{}}
+	for line := range strings.Lines(mountinfo) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, super := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(super) < 3 {
+			continue
+		}
+		below := func(controller string) string {
+			rel, err := filepath.Rel(fields[3], paths[controller])
+			if err != nil || !filepath.IsLocal(rel) {
+				rel = "."
+			}
+			return filepath.Join(fields[4], rel, name)
+		}
+		switch super[0] {
+		case "cgroup2":
+			if g.v2 == "" {
+				g.v2 = below("")
+			}
+		case "cgroup":
+			for _, option := range strings.Split(super[2], ",") {
+				for _, c := range v1Controllers {
+					if option == c && g.v1[c] == "" {
+						g.v1[c] = below(c)
+					}
+				}
+			}
+		}
+	}
+	g.unified = g.v2 != "" && g.v1["memory"] == ""
+	if g.v2 == "" && g.v1["memory"] == "" {
+		return nil, errors.New("no cgroup hierarchy with memory is mounted")
+	}
+	return g, nil
+}
+
+// dirs are the directories of the group, each once.
+func (g *Group) dirs() []string {
+	var out []string
+	seen := map[string]bool{"": true}
+	for _, c := range v1Controllers {
+		if d := g.v1[c]; !seen[d] {
+			seen[d] = true
+			out = append(out, d)
+		}
+	}
+	if g.v2 != "" {
+		out = append(out, g.v2)
+	}
+	return out
+}
+
+// Create makes the group and sets its limits; where it exists the limits are set again. On an error what was made remains
+// for Remove.
+func (g *Group) Create(l Limits) error {
+	if g.unified {
+		if err := g.delegate(); err != nil {
+			return err
+		}
+	}
+	for _, d := range g.dirs() {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+	}
+	return g.Limit(l)
+}
+
+// delegate turns the controllers on in every group between the caller's own and this one. The kernel refuses that in a group
+// that has processes and is not the root: then whoever starts us must put itself into a child first.
+func (g *Group) delegate() error {
+	for d := filepath.Dir(g.v2); ; d = filepath.Dir(d) {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+		if _, err := os.Stat(filepath.Join(d, "cgroup.procs")); err != nil {
+			return nil
+		}
+		if g.enabled(d) {
+			return nil
+		}
+		if err := write(d, "cgroup.subtree_control", "+memory +cpu +pids"); err == nil {
+			// The groups below it again, now that they have the controllers to give on.
+			if parent := filepath.Dir(g.v2); parent != d {
+				return write(parent, "cgroup.subtree_control", "+memory +cpu +pids")
+			}
+			return nil
+		} else if _, up := os.Stat(filepath.Join(filepath.Dir(d), "cgroup.procs")); up != nil {
+			return fmt.Errorf("turn cgroup controllers on: %w", err)
+		}
+	}
+}
+
+func (g *Group) enabled(dir string) bool {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	have := strings.Fields(string(b))
+	count := 0
+	for _, c := range have {
+		if c == "memory" || c == "cpu" || c == "pids" {
+			count++
+		}
+	}
+	return err == nil && count == 3
+}
+
+const period = 100_000 // microseconds
+
+// Limit changes the limits of a living group.
+func (g *Group) Limit(l Limits) error {
+	text := func(n uint64, none string) string {
+		if n == 0 {
+			return none
+		}
+		return strconv.FormatUint(n, 10)
+	}
+	quota := text(uint64(l.CPUMillis)*period/1000, "")
+	if g.unified {
+		if quota == "" {
+			quota = "max"
+		}
+		return errors.Join(
+			write(g.v2, "memory.max", text(l.MemoryBytes, "max")),
+			write(g.v2, "cpu.max", quota+" "+strconv.Itoa(period)),
+			write(g.v2, "pids.max", text(l.PIDs, "max")))
+	}
+	if quota == "" {
+		quota = "-1"
+	}
+	return errors.Join(
+		write(g.v1["memory"], "memory.limit_in_bytes", text(l.MemoryBytes, "-1")),
+		write(g.v1["cpu"], "cpu.cfs_period_us", strconv.Itoa(period)),
+		write(g.v1["cpu"], "cpu.cfs_quota_us", quota),
+		write(g.v1["pids"], "pids.max", text(l.PIDs, "max")))
+}
+
+// Procs are the files that a process writes "0" to in order to enter the group.
+func (g *Group) Procs() []string {
+	var out []string
+	for _, d := range g.dirs() {
+		out = append(out, filepath.Join(d, "cgroup.procs"))
+	}
+	return out
+}
+
+// Stats reads the counters; what a hierarchy does not have is zero.
+func (g *Group) Stats() Stats {
+	if g.unified {
+		return Stats{
+			CPU:         time.Duration(keyed(g.v2, "cpu.stat", "usage_usec")) * time.Microsecond,
+			MemoryBytes: number(g.v2, "memory.current"),
+			MemoryPeak:  number(g.v2, "memory.peak"),
+			OOMKills:    keyed(g.v2, "memory.events", "oom_kill"),
+		}
+	}
+	return Stats{
+		CPU:         time.Duration(number(g.v1["cpuacct"], "cpuacct.usage")),
+		MemoryBytes: number(g.v1["memory"], "memory.usage_in_bytes"),
+		MemoryPeak:  number(g.v1["memory"], "memory.max_usage_in_bytes"),
+		OOMKills:    keyed(g.v1["memory"], "memory.oom_control", "oom_kill"),
+	}
+}
+
+// ResetPeak starts the peak anew. False: this kernel cannot, the peak goes on from the group's start.
+func (g *Group) ResetPeak() bool {
+	if g.unified {
+		// On version 2 a reset holds only for the descriptor that wrote it.
+		return false
+	}
+	return write(g.v1["memory"], "memory.max_usage_in_bytes", "0") == nil
+}
+
+// Kill ends every process of the group and waits until they are gone, at most for the given time.
+func (g *Group) Kill(within time.Duration) error {
+	deadline := time.Now().Add(within)
+	for {
+		left := 0
+		if g.v2 != "" {
+			_ = write(g.v2, "cgroup.kill", "1")
+		}
+		for _, file := range g.Procs() {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				continue
+			}
+			for _, field := range strings.Fields(string(b)) {
+				pid, err := strconv.Atoi(field)
+				if err != nil || pid <= 0 || pid == os.Getpid() {
+					continue
+				}
+				left++
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes of the cgroup are left", left)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// Remove removes the group, which must have no processes; a group that is not there is fine. Zombies keep a group busy for
+// a moment, so it tries for up to a second.
+func (g *Group) Remove() error {
+	deadline := time.Now().Add(time.Second)
+	var errs []error
+	for _, d := range g.dirs() {
+		for {
+			err := syscall.Rmdir(d)
+			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
+				time.Sleep(2 * time.Millisecond)
+				continue
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, &fs.PathError{Op: "rmdir", Path: d, Err: err})
+			}
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func write(dir, file, value string) error {
+	if dir == "" {
+		return nil
+	}
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+func number(dir, file string) uint64 {
+	if dir == "" {
+		return 0
+	}
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	return n
+}
+
+func keyed(dir, file, key string) uint64 {
+	if dir == "" {
+		return 0
+	}
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
+			n, _ := strconv.ParseUint(v, 10, 64)
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,43 @@
+// Command toolbox is what Sandtrail runs beside and inside a sandbox.
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/sandtrail/sandtrail/toolbox/guest"
+	"github.com/sandtrail/sandtrail/toolbox/keeper"
+)
+
+// version is set when the binary is built.
+var version = "devel"
+
+func main() {
+	if len(os.Args) < 2 {
+		usage()
+	}
+	switch os.Args[1] {
+	case "keeper":
+		log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+		os.Exit(keeper.Main(os.Stdin, os.Stdout, version, log))
+	case "init":
+		if err := guest.Init(os.Stdin, os.Stdout); err != nil {
+			os.Exit(1)
+		}
+	case "enter":
+		err := keeper.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, "toolbox enter:", err)
+		os.Exit(1)
+	case "true":
+	case "version":
+		fmt.Println(version)
+	default:
+		usage()
+	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | enter PROCS... -- COMMAND... | true | version")
+	os.Exit(2)
+}

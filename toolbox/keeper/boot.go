@@ -1,0 +1,321 @@
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
+	"github.com/sandtrail/sandtrail/toolbox/sentry"
+)
+
+const (
+	// sentryBytes is memory that the sentry and its helpers need above what the guest was promised.
+	sentryBytes = 48 << 20
+	// bootTimeout bounds each step of a start that waits for another process.
+	bootTimeout = 30 * time.Second
+)
+
+// sandbox is a running sentry with everything that was made for it.
+type sandbox struct {
+	spec  launch.Spec
+	group *cgroup.Group
+	// desk is a directory that only this process and its children see, and that every user may pass through; workspace is in it.
+	desk      string
+	workspace string
+	runscRoot *os.File
+	client    *sentry.Client
+	link      *link
+	// pid is the sentry's; gone closes when it has ended.
+	pid    int
+	gone   chan struct{}
+	phases []launch.Phase
+	mark   time.Time
+}
+
+func (b *sandbox) phase(name string) {
+	now := time.Now()
+	b.phases = append(b.phases, launch.Phase{Name: name, Took: now.Sub(b.mark).Microseconds()})
+	b.mark = now
+}
+
+// boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
+func boot(ctx context.Context, s launch.Spec) (*sandbox, error) {
+	b := &sandbox{spec: s, gone: make(chan struct{}), mark: time.Now()}
+	err := b.start(ctx)
+	if err != nil {
+		return nil, errors.Join(err, b.destroy(), os.RemoveAll(b.path("execs")))
+	}
+	return b, nil
+}
+
+func (b *sandbox) start(ctx context.Context) error {
+	// The sentry and its gofer lose their parent when runsc ends; they must become ours, or nobody may reap them.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become subreaper: %w", err)
+	}
+	for _, d := range []string{"overlay", "execs"} {
+		if err := os.MkdirAll(b.path(d), 0o700); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	if err := b.mount(); err != nil {
+		return err
+	}
+	b.phase("workspace")
+	if err := b.makeGroup(); err != nil {
+		return err
+	}
+	if err := writeBundle(b.spec, b.desk); err != nil {
+		return err
+	}
+	b.phase("prepare")
+	if err := b.run(ctx); err != nil {
+		return err
+	}
+	b.phase("runsc")
+	if err := b.link.ready(bootTimeout); err != nil {
+		return fmt.Errorf("wait for init: %w", err)
+	}
+	b.phase("init")
+	if err := b.probe(ctx); err != nil {
+		return fmt.Errorf("first exec: %w", err)
+	}
+	b.phase("probe")
+	return nil
+}
+
+// path is below the sandbox's directory, inner below the desk.
+func (b *sandbox) path(name string) string  { return filepath.Join(b.spec.Dir, name) }
+func (b *sandbox) inner(name string) string { return filepath.Join(b.desk, name) }
+
+// mount brings everything that the guest gets to one short place: the directories above the image or the workspace may be
+// closed to the guest's ids.
+func (b *sandbox) mount() error {
+	s := b.spec
+	desk, err := mountDesk(s.Dir, s.Runsc, s.Toolbox, s.Rootfs, s.Workspace)
+	if err != nil {
+		return err
+	}
+	b.desk, b.workspace = desk, filepath.Join(desk, "workspace")
+	for _, d := range []string{"workspace", "runsc", "bundle", "image", "points", "rootfs"} {
+		if err := os.Mkdir(b.inner(d), 0o755); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	if err := bindReadOnly(s.Rootfs, b.inner("image")); err != nil {
+		return err
+	}
+	if err := makePoints(b.inner("image"), b.inner("points"), s.MountPath, guestInit); err != nil {
+		return err
+	}
+	if err := mountLayers(b.inner("rootfs"), b.inner("points"), b.inner("image")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(b.inner("init"), nil, 0o644); err != nil {
+		return fmt.Errorf("make init: %w", err)
+	}
+	if err := bindReadOnly(s.Toolbox, b.inner("init")); err != nil {
+		return err
+	}
+	if err := mountWorkspace(s.Workspace, b.workspace); err != nil {
+		return err
+	}
+	// A new file system's own directory would be the first thing that a program sees in its workspace.
+	_ = os.Remove(filepath.Join(b.workspace, "lost+found"))
+	if err := os.Lchown(b.workspace, int(s.HostIDBase+s.UID), int(s.HostIDBase+s.GID)); err != nil {
+		return fmt.Errorf("give workspace to the guest: %w", err)
+	}
+	return nil
+}
+
+func (b *sandbox) makeGroup() error {
+	g, err := cgroup.Open(b.spec.Cgroup)
+	if err != nil {
+		return err
+	}
+	b.group = g
+	limits := cgroup.Limits{CPUMillis: b.spec.CPUMillis}
+	if b.spec.MemoryBytes > 0 {
+		limits.MemoryBytes = b.spec.MemoryBytes + sentryBytes
+	}
+	if b.spec.PIDs > 0 {
+		limits.PIDs = 64 + 3*uint64(b.spec.PIDs)
+	}
+	if err := g.Create(limits); err != nil {
+		return err
+	}
+	return g.Save(b.path("cgroup.json"))
+}
+
+// run starts the sentry inside the cgroup.
+func (b *sandbox) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	root, err := os.Open(b.inner("runsc"))
+	if err != nil {
+		return fmt.Errorf("open runsc root: %w", err)
+	}
+	b.runscRoot = root
+	link, stdio, err := newLink()
+	if err != nil {
+		return err
+	}
+	b.link = link
+	defer closeAll(stdio[:])
+	args := append([]string{"enter"}, b.group.Procs()...)
+	args = append(args, "--", b.spec.Runsc, "--root", b.inner("runsc"), "--log", b.inner("runsc.log"), "--platform", "systrap",
+		"--network", "none", "--ignore-cgroups", "--host-uds", "none",
+		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), max(b.spec.OverlayBytes, 1<<20)),
+		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
+	cmd := exec.CommandContext(ctx, b.spec.Toolbox, args...)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]
+	err = cmd.Run()
+	if err != nil {
+		return fmt.Errorf("runsc run: %w: %s", err, b.diagnosis())
+	}
+	if err := b.watch(); err != nil {
+		return err
+	}
+	b.client = sentry.New(b.spec.RuntimeID, sentry.Dialer(root, b.spec.RuntimeID))
+	return nil
+}
+
+// diagnosis is the end of runsc's log, for ours.
+func (b *sandbox) diagnosis() string {
+	f, err := os.Open(b.inner("runsc.log"))
+	if err != nil {
+		return "no log"
+	}
+	defer f.Close()
+	const tail = 2048
+	if info, err := f.Stat(); err == nil && info.Size() > tail {
+		_, _ = f.Seek(-tail, io.SeekEnd)
+	}
+	text, _ := io.ReadAll(io.LimitReader(f, tail))
+	return string(bytes.TrimSpace(text))
+}
+
+// watch follows the sentry by a descriptor: runsc's own state says running after it died.
+func (b *sandbox) watch() error {
+	text, err := os.ReadFile(b.inner("sentry.pid"))
+	if err != nil {
+		return fmt.Errorf("read the sentry's pid: %w", err)
+	}
+	b.pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read the sentry's pid: %w", err)
+	}
+	fd, err := unix.PidfdOpen(b.pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("watch the sentry: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "sentry")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return fmt.Errorf("watch the sentry: %w", err)
+	}
+	go func() {
+		defer f.Close()
+		defer close(b.gone)
+		_ = raw.Read(func(fd uintptr) bool {
+			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(poll, 0)
+			return n > 0 || (err != nil && err != unix.EINTR)
+		})
+	}()
+	return nil
+}
+
+// probe runs a program the way every exec is run.
+func (b *sandbox) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	var stdio [3]*os.File
+	for i := range stdio {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		defer w.Close()
+		stdio[i] = w
+		if i == 0 {
+			stdio[i] = r
+		}
+	}
+	pid, err := b.client.Execute(ctx, sentry.Program{Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
+		WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio})
+	if err != nil {
+		return err
+	}
+	status, err := b.client.Wait(ctx, pid)
+	if err == nil && status.ExitStatus() != 0 {
+		err = fmt.Errorf("status %#x", uint32(status))
+	}
+	return err
+}
+
+// destroy ends the sandbox and removes everything of it but Dir, the spools and the final numbers. It may be called at any
+// point of a start, and again after an error.
+func (b *sandbox) destroy() error {
+	var errs []error
+	if b.link != nil {
+		b.link.close()
+	}
+	if b.client != nil {
+		b.client.Close()
+	}
+	if b.group != nil {
+		errs = append(errs, b.group.Kill(10*time.Second))
+	}
+	reapAll()
+	if b.group != nil {
+		errs = append(errs, b.group.Remove())
+	}
+	if b.runscRoot != nil {
+		b.runscRoot.Close()
+	}
+	if b.desk != "" {
+		for _, name := range []string{"runsc/null-netns", "workspace", "init", "rootfs", "image", ""} {
+			errs = append(errs, unmount(b.inner(name)))
+		}
+	}
+	if err := os.Remove(b.path("cgroup.json")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	errs = append(errs, os.RemoveAll(b.path("overlay")))
+	return errors.Join(errs...)
+}
+
+// reapAll takes the dead children. Nothing else waits for children when it runs.
+func reapAll() {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+	}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}

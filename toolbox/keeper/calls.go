@@ -1,0 +1,318 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/wire"
+)
+
+const (
+	// maxEnds are ended execs held in memory with their output; of older ones only the end is kept, on disk.
+	maxEnds = 256
+	// stdinWait bounds one Stdin call to a program that does not read.
+	stdinWait = 10 * time.Second
+	maxGrace  = time.Minute
+	attachBuf = 64 << 10
+)
+
+// execIDs are what may name a directory.
+var execIDs = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+func invalid(message string) error { return wire.NewError("invalid_argument", "validation", message) }
+
+// Hello implements server.Handler.
+func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	lost := k.lostLocked()
+	return &toolboxv1.HelloReply{SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: lost,
+		StartedAt: timestamppb.New(k.started), Running: uint32(k.running)}, nil
+}
+
+// Start implements server.Handler.
+func (k *Keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
+	if !execIDs.MatchString(r.ExecId) {
+		return nil, invalid("exec_id must be 1 to 64 letters, digits, - or _")
+	}
+	if len(r.Argv) == 0 || r.Argv[0] == "" {
+		return nil, invalid("argv must name a program")
+	}
+	p, started, err := k.admit(r)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		end, err := k.recorded(r.ExecId)
+		if err != nil {
+			return nil, err
+		}
+		return &toolboxv1.StartReply{State: endedState(r.ExecId, end)}, nil
+	}
+	if started {
+		k.launch(p, r)
+	} else {
+		<-p.launched
+	}
+	return &toolboxv1.StartReply{Started: started, State: p.state()}, nil
+}
+
+// admit takes a place for a new exec, or finds the one that has the id. Neither: its end is on disk.
+func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p := k.execs[r.ExecId]; p != nil {
+		return p, false, nil
+	}
+	dir := k.execDir(r.ExecId)
+	if _, err := os.Lstat(dir); err == nil {
+		return nil, false, nil
+	}
+	if lost := k.lostLocked(); lost != "" {
+		return nil, false, wire.NewError("failed_precondition", lost, "the sandbox has ended")
+	}
+	if k.running >= int(k.spec.MaxExecs) && k.spec.MaxExecs > 0 {
+		return nil, false, wire.NewError("resource_exhausted", "too_many_execs",
+			fmt.Sprintf("%d commands run in this sandbox already", k.running))
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, false, fmt.Errorf("make exec directory: %w", err)
+	}
+	limit := k.spec.OutputCap
+	if r.OutputCap > 0 && (limit == 0 || r.OutputCap < limit) {
+		limit = r.OutputCap
+	}
+	k.tags++
+	p = &program{id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
+		spool:   spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}),
+		account: k.meter.begin(), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{})}
+	k.execs[p.id] = p
+	k.running++
+	return p, true, nil
+}
+
+func (p *program) state() *toolboxv1.ExecState {
+	s := &toolboxv1.ExecState{ExecId: p.id, State: "running", StartedAt: timestamppb.New(p.started)}
+	s.StdoutBytes, s.StderrBytes = p.spool.Bytes()
+	select {
+	case <-p.done:
+		s.State, s.End = "ended", p.end
+	default:
+	}
+	return s
+}
+
+func endedState(id string, end *toolboxv1.End) *toolboxv1.ExecState {
+	return &toolboxv1.ExecState{ExecId: id, State: "ended", End: end, StdoutBytes: end.GetStdout().GetBytes(), StderrBytes: end.GetStderr().GetBytes()}
+}
+
+// find is the exec in memory; where only its end is left, the end.
+func (k *Keeper) find(id string) (*program, *toolboxv1.End, error) {
+	k.mu.Lock()
+	p := k.execs[id]
+	k.mu.Unlock()
+	if p != nil {
+		<-p.launched
+		return p, nil, nil
+	}
+	if !execIDs.MatchString(id) {
+		return nil, nil, invalid("exec_id is not valid")
+	}
+	end, err := k.recorded(id)
+	return nil, end, err
+}
+
+// Attach implements server.Handler.
+func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*toolboxv1.AttachEvent) error) error {
+	p, end, err := k.find(r.ExecId)
+	if err != nil {
+		return err
+	}
+	if p == nil {
+		return sendEnd(end, r, send)
+	}
+	reader, err := p.spool.Reader(r.StdoutOffset, r.StderrOffset)
+	if errors.Is(err, fs.ErrClosed) {
+		<-p.done
+		return sendEnd(p.end, r, send)
+	}
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	buf := make([]byte, attachBuf)
+	for {
+		piece, err := reader.Next(ctx, buf)
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, fs.ErrClosed):
+			<-p.done
+			return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: p.end}})
+		case err != nil:
+			return err
+		}
+		event := &toolboxv1.AttachEvent{}
+		if len(piece.Data) == 0 {
+			event.Event = &toolboxv1.AttachEvent_Skip{Skip: &toolboxv1.Skip{Stream: piece.Stream, From: piece.Offset, To: piece.SkipTo}}
+		} else {
+			event.Event = &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: piece.Stream, Offset: piece.Offset, Data: piece.Data}}
+		}
+		if err := send(event); err != nil {
+			return err
+		}
+	}
+}
+
+// sendEnd answers an Attach where the output is no longer there.
+func sendEnd(end *toolboxv1.End, r *toolboxv1.Attach, send func(*toolboxv1.AttachEvent) error) error {
+	for _, s := range []struct {
+		stream   uint32
+		from, to uint64
+	}{{spool.Stdout, r.StdoutOffset, end.GetStdout().GetBytes()}, {spool.Stderr, r.StderrOffset, end.GetStderr().GetBytes()}} {
+		if s.from >= s.to {
+			continue
+		}
+		skip := &toolboxv1.Skip{Stream: s.stream, From: s.from, To: s.to}
+		if err := send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Skip{Skip: skip}}); err != nil {
+			return err
+		}
+	}
+	return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: end}})
+}
+
+// Stdin implements server.Handler.
+func (k *Keeper) Stdin(_ context.Context, r *toolboxv1.Stdin) (*toolboxv1.StdinReply, error) {
+	p, _, err := k.find(r.ExecId)
+	if err != nil {
+		return nil, err
+	}
+	closed := wire.NewError("failed_precondition", "illegal_state", "standard input of the command is closed")
+	if p == nil || p.in == nil {
+		return nil, closed
+	}
+	offset, err := p.in.put(r.Offset, r.Data, r.Eof, time.Now().Add(stdinWait))
+	switch {
+	case errors.Is(err, errGap):
+		return nil, wire.NewError("invalid_argument", "validation", fmt.Sprintf("standard input has %d bytes so far, bytes before the offset are missing", offset))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// What was written is counted; the caller goes on from there.
+	case err != nil:
+		return nil, closed
+	}
+	return &toolboxv1.StdinReply{Offset: offset}, nil
+}
+
+// Signal implements server.Handler. With tree set it answers at once; the end of the exec comes when none of it is left.
+func (k *Keeper) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.SignalReply, error) {
+	p, _, err := k.find(r.ExecId)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil || p.pid == 0 {
+		return &toolboxv1.SignalReply{}, nil
+	}
+	if r.Tree {
+		reason := reasonCancelled
+		if r.Reason == reasonTimedOut {
+			reason = reasonTimedOut
+		}
+		go k.endTree(p, reason, min(time.Duration(min(r.GraceMs, uint64(maxGrace.Milliseconds())))*time.Millisecond, maxGrace))
+		return &toolboxv1.SignalReply{}, nil
+	}
+	if r.Signal < 1 || r.Signal > 64 {
+		return nil, invalid("signal must be 1 to 64")
+	}
+	select {
+	case <-p.done:
+		return &toolboxv1.SignalReply{}, nil
+	default:
+	}
+	if err := k.box.client.Signal(ctx, p.pid, syscall.Signal(r.Signal)); err != nil {
+		k.log.Info("signal not delivered", "exec", p.id, "cause", describe(err))
+	}
+	return &toolboxv1.SignalReply{}, nil
+}
+
+// List implements server.Handler: the execs in memory, which are all that run and the last that ended.
+func (k *Keeper) List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	reply := &toolboxv1.ListReply{}
+	for _, p := range k.execs {
+		reply.Execs = append(reply.Execs, p.state())
+	}
+	return reply, nil
+}
+
+// Forget implements server.Handler.
+func (k *Keeper) Forget(_ context.Context, r *toolboxv1.Forget) (*toolboxv1.ForgetReply, error) {
+	p, _, err := k.find(r.ExecId)
+	if err != nil || p == nil {
+		return &toolboxv1.ForgetReply{}, err
+	}
+	select {
+	case <-p.done:
+	default:
+		return nil, wire.NewError("failed_precondition", "illegal_state", "the command still runs")
+	}
+	k.drop(p)
+	return &toolboxv1.ForgetReply{}, nil
+}
+
+// Usage implements server.Handler.
+func (k *Keeper) Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
+	usage, stats := k.meter.usage()
+	return &toolboxv1.UsageReply{Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds()),
+		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: methodAlone}, nil
+}
+
+// ReadFile implements server.Handler.
+func (k *Keeper) ReadFile(_ context.Context, r *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error) {
+	return k.files.Read(r)
+}
+
+// WriteFile implements server.Handler.
+func (k *Keeper) WriteFile(_ context.Context, r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error) {
+	return k.files.Write(r)
+}
+
+// ListFiles implements server.Handler.
+func (k *Keeper) ListFiles(_ context.Context, r *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error) {
+	return k.files.List(r)
+}
+
+// record writes an end where it outlives the memory.
+func (k *Keeper) record(p *program, end *toolboxv1.End) error {
+	b, err := proto.Marshal(end)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(p.dir+"/end", b, 0o600)
+}
+
+// recorded reads the end of an exec that is no longer in memory.
+func (k *Keeper) recorded(id string) (*toolboxv1.End, error) {
+	b, err := os.ReadFile(k.execDir(id) + "/end")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, wire.NewError("not_found", "exec_not_found", "no such command in this sandbox")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read end: %w", err)
+	}
+	end := &toolboxv1.End{}
+	if err := proto.Unmarshal(b, end); err != nil {
+		return nil, fmt.Errorf("read end: %w", err)
+	}
+	return end, nil
+}

@@ -1,0 +1,262 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/sentry"
+	"github.com/sandtrail/sandtrail/toolbox/spool"
+)
+
+// The reasons of an end, as in toolbox.v1.
+const (
+	reasonExited      = "exited"
+	reasonSignaled    = "signaled"
+	reasonTimedOut    = "timed_out"
+	reasonCancelled   = "cancelled"
+	reasonStartFailed = "start_failed"
+	reasonOOM         = "oom_killed"
+	reasonDestroyed   = "sandbox_destroyed"
+	reasonLost        = "sandbox_lost"
+)
+
+const (
+	// timeoutGrace is between TERM and KILL when a program's time is up.
+	timeoutGrace = 2 * time.Second
+	// firstTag is the group of the first exec. Each gets one of its own that its programs cannot leave.
+	firstTag = 0x60000000
+)
+
+// program is one exec from its start until its end is forgotten.
+type program struct {
+	id      string
+	tag     uint32
+	dir     string
+	spool   *spool.Spool
+	out     [2]*output
+	in      *input
+	account *account
+	ooms    uint64
+	started time.Time
+	// launched closes when the start has worked or failed; done when end is set.
+	launched chan struct{}
+	done     chan struct{}
+	pid      int32
+	end      *toolboxv1.End
+
+	mu sync.Mutex
+	// reason is why the tree is being ended; ending closes when none of it is left.
+	reason string
+	ending chan struct{}
+}
+
+// launch makes the pipes and starts the program. Its failure is an End too.
+func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
+	defer close(p.launched)
+	err := k.execute(p, r)
+	if err != nil {
+		k.log.Info("exec not started", "exec", p.id, "cause", describe(err))
+		k.settle(p, startFailure(err, r.Argv[0], r.WorkingDir, k.lost()))
+		return
+	}
+	go k.follow(p)
+	if r.TimeoutMs > 0 {
+		timer := time.AfterFunc(time.Duration(min(r.TimeoutMs, maxTimeout))*time.Millisecond, func() {
+			k.endTree(p, reasonTimedOut, timeoutGrace)
+		})
+		go func() { <-p.done; timer.Stop() }()
+	}
+	go k.feed(p, r.Stdin, !r.KeepStdin)
+}
+
+// maxTimeout is in milliseconds: a year, so that it cannot overflow.
+const maxTimeout = 365 * 24 * 3600 * 1000
+
+func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
+	for i := range p.out {
+		o, err := newOutput(uint32(i+1), p.spool, &k.meter.pipedOut)
+		if err != nil {
+			return err
+		}
+		p.out[i] = o
+		go o.pump()
+	}
+	in, stdin, err := newInput(&k.meter.pipedIn)
+	if err != nil {
+		return err
+	}
+	defer stdin.Close()
+	p.in = in
+	p.pid, err = k.box.client.Execute(context.Background(), sentry.Program{
+		Argv: r.Argv, Env: k.environment(r.Env), WorkingDir: k.workingDir(r.WorkingDir),
+		UID: k.spec.UID, GID: k.spec.GID, Groups: []uint32{p.tag},
+		Stdio: [3]*os.File{stdin, p.out[0].write, p.out[1].write},
+	})
+	return err
+}
+
+// feed writes the standard input that came with the start.
+func (k *Keeper) feed(p *program, data []byte, eof bool) {
+	if _, err := p.in.put(0, data, eof, time.Time{}); err != nil && eof {
+		p.in.close()
+	}
+}
+
+func (k *Keeper) workingDir(dir string) string {
+	if path.IsAbs(dir) {
+		return path.Clean(dir)
+	}
+	return path.Join(k.spec.MountPath, dir)
+}
+
+// follow waits for the leader's end.
+func (k *Keeper) follow(p *program) {
+	status, err := k.box.client.Wait(context.Background(), p.pid)
+	end := &toolboxv1.End{WallTimeUs: uint64(time.Since(p.started).Microseconds())}
+	if err != nil {
+		// The connection ends a little before the process does.
+		select {
+		case <-k.box.gone:
+		case <-time.After(5 * time.Second):
+			k.log.Error("exec not followed", "exec", p.id, "cause", describe(err))
+		}
+		end.Reason = reasonLost
+		if k.meter.oomKills() > p.ooms {
+			end.Reason = reasonOOM
+			end.Message = "the sandbox ran out of memory and ended"
+		}
+		if k.lost() == reasonDestroyed {
+			end.Reason, end.Message = reasonDestroyed, ""
+		}
+		k.settle(p, end)
+		return
+	}
+	k.classify(p, end, status)
+	k.settle(p, end)
+}
+
+// classify says how the leader ended. What ended the tree wins over what the leader made of it.
+func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitStatus) {
+	end.Reason = reasonExited
+	end.ExitCode = int32(status.ExitStatus())
+	if status.Signaled() {
+		end.Reason = reasonSignaled
+		end.Signal = int32(status.Signal())
+		end.ExitCode = 128 + end.Signal
+		if status.Signal() == syscall.SIGKILL && k.meter.oomKills() > p.ooms {
+			end.Reason, end.Message = reasonOOM, "out of memory"
+		}
+	}
+	p.mu.Lock()
+	reason, ending := p.reason, p.ending
+	p.mu.Unlock()
+	if reason != "" {
+		end.Reason = reason
+		<-ending
+	}
+}
+
+// settle ends the output, measures, records the end and lets everybody see it.
+func (k *Keeper) settle(p *program, end *toolboxv1.End) {
+	p.spool.Release()
+	until := time.Now().Add(drainGrace)
+	for _, o := range p.out {
+		if o != nil {
+			o.finish(until)
+		}
+	}
+	if p.in != nil {
+		p.in.close()
+	}
+	end.Usage, end.UsageMethod = k.meter.end(p.account)
+	end.EndedAt = timestamppb.Now()
+	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
+	if err := k.record(p, end); err != nil {
+		k.log.Error("end not recorded", "exec", p.id, "error", err)
+	}
+	p.end = end
+	p.spool.End()
+	close(p.done)
+	k.ended(p)
+}
+
+// startFailure says why nothing ran, with the exit codes of a shell.
+func startFailure(err error, name, dir, lost string) *toolboxv1.End {
+	end := &toolboxv1.End{Reason: reasonStartFailed, ExitCode: 126}
+	if len(name) > 128 {
+		name = name[:128] + "…"
+	}
+	var answered *sentry.Error
+	if !errors.As(err, &answered) {
+		end.Message = "the sandbox did not start the program"
+		if lost != "" {
+			return &toolboxv1.End{Reason: lost}
+		}
+		return end
+	}
+	switch answered.Classify() {
+	case sentry.NotFound:
+		end.ExitCode = 127
+		end.Message = fmt.Sprintf("%q: command not found", name)
+	case sentry.NotExecutable:
+		end.Message = fmt.Sprintf("%q: cannot be executed", name)
+	case sentry.NoWorkingDir:
+		end.Message = fmt.Sprintf("working directory %q does not exist", dir)
+	case sentry.NoProcesses:
+		end.Message = "the sandbox is at its limit of processes"
+	default:
+		end.Message = fmt.Sprintf("%q: could not be started", name)
+	}
+	return end
+}
+
+// describe is what may be logged of an error: the sentry's own text can hold names that a tenant chose.
+func describe(err error) string {
+	var answered *sentry.Error
+	if errors.As(err, &answered) {
+		return fmt.Sprintf("refused by the sentry (%d)", answered.Classify())
+	}
+	return err.Error()
+}
+
+// endTree ends every process of the tree, children with sessions and parents of their own included: TERM, and KILL for what
+// is left after the grace time. Only the first call counts.
+func (k *Keeper) endTree(p *program, reason string, grace time.Duration) {
+	p.mu.Lock()
+	if p.reason != "" {
+		p.mu.Unlock()
+		return
+	}
+	p.reason, p.ending = reason, make(chan struct{})
+	p.mu.Unlock()
+	defer close(p.ending)
+
+	n, err := k.box.link.kill(p.tag, syscall.SIGTERM)
+	for deadline := time.Now().Add(grace); err == nil && n > 0 && time.Now().Before(deadline); {
+		select {
+		case <-k.box.gone:
+			return
+		case <-time.After(min(25*time.Millisecond, time.Until(deadline))):
+		}
+		n, err = k.box.link.kill(p.tag, 0)
+	}
+	if err == nil && n == 0 {
+		return
+	}
+	if _, err = k.box.link.kill(p.tag, syscall.SIGKILL); err != nil {
+		k.log.Error("tree not ended by init", "exec", p.id, "error", err)
+		_ = k.box.client.Signal(context.Background(), p.pid, syscall.SIGKILL)
+	}
+}
+
+func (k *Keeper) execDir(id string) string { return filepath.Join(k.spec.Dir, "execs", id) }

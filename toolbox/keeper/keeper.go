@@ -1,0 +1,309 @@
+// Package keeper is the host's side of one sandbox on gVisor: it starts the sandbox, runs programs in it through the sentry's
+// control socket, keeps their output, measures them, and answers toolbox.v1 on a socket. It outlives the services that call
+// it; the sandbox does not outlive it.
+//
+// A program has ended when its leader has. Children that it left in the background run on until the sandbox is destroyed, but
+// what they print later is not kept.
+package keeper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/files"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
+	"github.com/sandtrail/sandtrail/toolbox/server"
+)
+
+// Keeper holds one sandbox.
+type Keeper struct {
+	spec    launch.Spec
+	version string
+	log     *slog.Logger
+	box     *sandbox
+	meter   *meter
+	files   *files.Files
+	started time.Time
+	// stop ends Serve.
+	stop context.CancelFunc
+
+	mu      sync.Mutex
+	execs   map[string]*program
+	ends    []*program
+	running int
+	tags    uint32
+	// idle closes when, after shutting was set, no exec runs.
+	shutting bool
+	idle     chan struct{}
+	// final is the answer of a Shutdown that left nothing. One runs at a time.
+	shutdown sync.Mutex
+	final    *toolboxv1.ShutdownReply
+}
+
+// maxSpec bounds the launch description: the environment is most of it.
+const maxSpec = 4 << 20
+
+// Main reads a launch.Spec, starts its sandbox, answers a launch.Result and serves until the sandbox is shut down. It must
+// run in a mount namespace of its own. The result is the exit code.
+func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) int {
+	// Little lives for long here, and there is a keeper for every sandbox.
+	debug.SetGCPercent(50)
+	var spec launch.Spec
+	if err := json.NewDecoder(io.LimitReader(in, maxSpec)).Decode(&spec); err != nil {
+		return answer(out, launch.Result{Reason: "internal", Message: "the launch description is not valid"})
+	}
+	log = log.With("sandbox", spec.SandboxID)
+	k, l, err := open(spec, version, log)
+	if err != nil {
+		log.Error("sandbox not started", "error", err)
+		return answer(out, launch.Result{Reason: "runtime_failed", Message: "the sandbox could not be started on this host"})
+	}
+	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
+	ctx, stop := context.WithCancel(context.Background())
+	k.stop = stop
+	go k.watch()
+	go k.signals()
+	if err := server.Serve(ctx, l, k, server.WithLog(log)); err != nil {
+		log.Error("serve", "error", err)
+	}
+	if err := k.close(); err != nil {
+		log.Error("sandbox not removed", "error", err)
+		return 1
+	}
+	return 0
+}
+
+func answer(out io.WriteCloser, r launch.Result) int {
+	_ = json.NewEncoder(out).Encode(r)
+	out.Close()
+	if r.OK {
+		return 0
+	}
+	return 1
+}
+
+// open starts the sandbox and everything that serves it.
+func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.Listener, error) {
+	if !filepath.IsAbs(spec.Dir) || spec.UID == 0 || spec.MountPath == "" || spec.RuntimeID == "" {
+		return nil, nil, errors.New("launch description: dir, uid, mount path and runtime id are needed")
+	}
+	if err := isolate(); err != nil {
+		return nil, nil, err
+	}
+	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("make sandbox directory: %w", err)
+	}
+	box, err := boot(context.Background(), spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box.group, box.pid), started: time.Now(),
+		execs: map[string]*program{}, idle: make(chan struct{})}
+	l, err := k.listen()
+	if err != nil {
+		return nil, nil, errors.Join(err, k.close())
+	}
+	return k, l, nil
+}
+
+func (k *Keeper) listen() (net.Listener, error) {
+	f, err := files.Open(files.Options{Dir: k.box.workspace, MountPath: k.spec.MountPath, Own: true,
+		UID: int(k.spec.HostIDBase + k.spec.UID), GID: int(k.spec.HostIDBase + k.spec.GID)})
+	if err != nil {
+		return nil, err
+	}
+	k.files = f
+	if err := os.WriteFile(k.box.path("keeper.pid"), []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+		return nil, fmt.Errorf("write pid: %w", err)
+	}
+	return server.Listen(k.spec.Dir)
+}
+
+// watch notes the end of the sentry, and takes it and what else dies as a child.
+func (k *Keeper) watch() {
+	<-k.box.gone
+	reapAll()
+	k.mu.Lock()
+	shutting := k.shutting
+	k.mu.Unlock()
+	if !shutting {
+		k.log.Warn("the sandbox ended by itself", "oom_kills", k.meter.oomKills())
+		// Nothing of it may go on, whatever the sentry died of.
+		if err := k.box.group.Kill(10 * time.Second); err != nil {
+			k.log.Error("sandbox not killed", "error", err)
+		}
+		reapAll()
+	}
+}
+
+// signals shuts down on TERM and INT, as a Shutdown call does, and takes dead children.
+func (k *Keeper) signals() {
+	ch := make(chan os.Signal, 8)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Notify(ch, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
+	for s := range ch {
+		if s == syscall.SIGCHLD {
+			reapAll()
+			continue
+		}
+		go func() { _, _ = k.Shutdown(context.Background(), &toolboxv1.Shutdown{}) }()
+	}
+}
+
+// lost says why the sandbox no longer runs; empty while it does.
+func (k *Keeper) lost() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.lostLocked()
+}
+
+func (k *Keeper) lostLocked() string {
+	if k.shutting {
+		return reasonDestroyed
+	}
+	select {
+	case <-k.box.gone:
+		if k.meter.oomKills() > 0 {
+			return reasonOOM
+		}
+		return reasonLost
+	default:
+		return ""
+	}
+}
+
+// ended frees the exec's place. The oldest ends in memory give way: of those the end stays on disk, the output goes.
+func (k *Keeper) ended(p *program) {
+	k.mu.Lock()
+	k.running--
+	if k.shutting && k.running == 0 {
+		close(k.idle)
+	}
+	k.ends = append(k.ends, p)
+	var old *program
+	if len(k.ends) > maxEnds {
+		old = k.ends[0]
+	}
+	k.mu.Unlock()
+	if old != nil {
+		k.drop(old)
+	}
+}
+
+// drop removes an ended exec's output from memory and disk.
+func (k *Keeper) drop(p *program) {
+	k.mu.Lock()
+	if k.execs[p.id] == p {
+		delete(k.execs, p.id)
+	}
+	for i, e := range k.ends {
+		if e == p {
+			k.ends = append(k.ends[:i], k.ends[i+1:]...)
+			break
+		}
+	}
+	k.mu.Unlock()
+	if err := p.spool.Remove(); err != nil {
+		k.log.Error("output not removed", "exec", p.id, "error", err)
+	}
+}
+
+// Shutdown implements server.Handler. A call behind one that worked has the same answer; behind one that failed it tries again.
+func (k *Keeper) Shutdown(_ context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
+	k.shutdown.Lock()
+	defer k.shutdown.Unlock()
+	if k.final == nil {
+		reply, err := k.end(min(time.Duration(min(r.GraceMs, uint64(maxGrace.Milliseconds())))*time.Millisecond, maxGrace))
+		if err != nil {
+			return nil, fmt.Errorf("shut down: %w", err)
+		}
+		k.final = reply
+		k.stop()
+	}
+	return k.final, nil
+}
+
+// end stops every program, the sandbox, and removes what was made for it.
+func (k *Keeper) end(grace time.Duration) (*toolboxv1.ShutdownReply, error) {
+	k.mu.Lock()
+	alive := k.lostLocked() == ""
+	if !k.shutting {
+		k.shutting = true
+		if k.running == 0 {
+			close(k.idle)
+		}
+	}
+	k.mu.Unlock()
+	if alive {
+		k.stopPrograms(grace)
+	}
+	usage, _ := k.meter.usage()
+	reply := &toolboxv1.ShutdownReply{Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds())}
+	if k.files != nil {
+		k.files.Close()
+	}
+	err := k.box.destroy()
+	select {
+	case <-k.idle:
+	case <-time.After(10 * time.Second):
+		err = errors.Join(err, errors.New("commands did not settle"))
+	}
+	return reply, err
+}
+
+// stopPrograms asks every program to end and waits for the grace time.
+func (k *Keeper) stopPrograms(grace time.Duration) {
+	k.mu.Lock()
+	idle := k.running == 0
+	for _, p := range k.execs {
+		p.mu.Lock()
+		if p.reason == "" {
+			p.reason, p.ending = reasonDestroyed, make(chan struct{})
+			close(p.ending)
+		}
+		p.mu.Unlock()
+	}
+	k.mu.Unlock()
+	if idle || grace == 0 {
+		return
+	}
+	if err := k.box.link.killAll(syscall.SIGTERM); err != nil {
+		return
+	}
+	select {
+	case <-k.idle:
+	case <-k.box.gone:
+	case <-time.After(grace):
+	}
+}
+
+// close removes what an end leaves for those that still read output: the spools, the socket and the pid.
+func (k *Keeper) close() error {
+	if k.final == nil {
+		if _, err := k.end(0); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	errs = append(errs, os.RemoveAll(k.box.path("execs")))
+	for _, name := range []string{server.Socket, "keeper.pid"} {
+		if err := os.Remove(k.box.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,184 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandtrail/sandtrail/toolbox/spool"
+)
+
+const (
+	// pipeBytes is asked for each output pipe. Where the kernel's limit for one user is reached it stays smaller.
+	pipeBytes = 256 << 10
+	// readBytes is one read; a packet is never longer.
+	readBytes = 64 << 10
+	// drainGrace is how long output may come after the end of the leader, from children that end just behind it.
+	drainGrace = 50 * time.Millisecond
+	// drainBytes bounds what is read after that: all that a pipe can hold, not what goes on being written.
+	drainBytes = 1 << 20
+)
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, readBytes); return &b }}
+
+// output carries one stream of a program into its spool.
+type output struct {
+	stream uint32
+	spool  *spool.Spool
+	count  *atomic.Uint64
+	read   *os.File
+	// write is our copy of the program's end. The pipe starts in packet mode, so that the first write of the program is a
+	// piece of its own; then it becomes a plain stream, which is faster. Guarded by once.
+	write *os.File
+	once  sync.Once
+	// ended closes when nothing more is read.
+	ended chan struct{}
+}
+
+func newOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*output, error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT); err != nil {
+		return nil, fmt.Errorf("make output pipe: %w", err)
+	}
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes)
+	return &output{stream: stream, spool: s, count: count, read: os.NewFile(uintptr(fds[0]), "output"),
+		write: os.NewFile(uintptr(fds[1]), "program"), ended: make(chan struct{})}, nil
+}
+
+// plain leaves packet mode and gives up our copy of the program's end.
+func (o *output) plain() {
+	o.once.Do(func() {
+		if raw, err := o.write.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				if flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0); err == nil {
+					_, _ = unix.FcntlInt(fd, unix.F_SETFL, flags&^unix.O_DIRECT)
+				}
+			})
+		}
+		o.write.Close()
+	})
+}
+
+// pump reads until the end of the pipe, or until stop, and then what is left in it.
+func (o *output) pump() {
+	defer close(o.ended)
+	defer o.read.Close()
+	defer o.plain()
+	p := buffers.Get().(*[]byte)
+	defer buffers.Put(p)
+	buf := *p
+	for {
+		n, err := o.read.Read(buf)
+		if n > 0 {
+			o.plain()
+			o.count.Add(uint64(n))
+			_ = o.spool.Append(o.stream, buf[:n])
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			o.rest(buf)
+			return
+		default:
+			return
+		}
+	}
+}
+
+// rest reads what is in the pipe without waiting for more.
+func (o *output) rest(buf []byte) {
+	raw, err := o.read.SyscallConn()
+	if err != nil {
+		return
+	}
+	for left := drainBytes; left > 0; {
+		var n int
+		var err error
+		_ = raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
+		if err == unix.EINTR {
+			continue
+		}
+		if n <= 0 {
+			return
+		}
+		o.count.Add(uint64(n))
+		_ = o.spool.Append(o.stream, buf[:n])
+		left -= n
+	}
+}
+
+// finish waits for the end of the output once the leader has ended: for the end of the pipe, or for the grace time where a
+// child holds it open.
+func (o *output) finish(until time.Time) {
+	o.plain()
+	_ = o.read.SetReadDeadline(until)
+	<-o.ended
+}
+
+// input is the standard input of a program. A write waits while the program does not read.
+type input struct {
+	mu     sync.Mutex
+	write  *os.File
+	count  *atomic.Uint64
+	offset uint64
+	closed bool
+}
+
+// newInput makes the pipe; the second result is the program's end.
+func newInput(count *atomic.Uint64) (*input, *os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make input pipe: %w", err)
+	}
+	return &input{write: w, count: count}, r, nil
+}
+
+// put writes what lies behind the bytes it already has and returns the new offset. A deadline ends it early, with the part
+// written counted.
+func (in *input) put(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if offset > in.offset {
+		return in.offset, errGap
+	}
+	data = data[min(in.offset-offset, uint64(len(data))):]
+	if len(data) > 0 {
+		if in.closed {
+			return in.offset, io.ErrClosedPipe
+		}
+		_ = in.write.SetWriteDeadline(deadline)
+		n, err := in.write.Write(data)
+		in.offset += uint64(n)
+		in.count.Add(uint64(n))
+		if err != nil {
+			return in.offset, err
+		}
+	}
+	if eof {
+		in.shut()
+	}
+	return in.offset, nil
+}
+
+func (in *input) shut() {
+	if !in.closed {
+		in.closed = true
+		in.write.Close()
+	}
+}
+
+// close ends the input, also under a write that waits.
+func (in *input) close() {
+	_ = in.write.SetWriteDeadline(time.Unix(1, 0))
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.shut()
+}
+
+var errGap = errors.New("bytes before the offset are missing")
