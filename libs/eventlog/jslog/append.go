@@ -43,7 +43,7 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 		if ctx.Err() != nil {
 			break
 		}
-		recorded, where, rerr := a.look(ctx)
+		recorded, where, rerr := a.outcome(ctx, why)
 		switch {
 		case rerr != nil:
 			last = errors.Join(last, rerr)
@@ -51,17 +51,18 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 			return recorded, nil
 		case where == whereOther:
 			return nil, eventlog.ErrConflict
-		case err == nil && got.seq <= a.entries[0].After.Seq:
+		case why == whyDuplicate:
 			return nil, reused(a.flat)
-		}
-		if final := a.refused(why, err); final != nil && rerr == nil {
-			return nil, final
+		default:
+			if final := a.refused(why, err); final != nil {
+				return nil, final
+			}
 		}
 		if a.log.pause(ctx, attempt) != nil {
 			break
 		}
 	}
-	return nil, a.gaveUp(ctx, last)
+	return nil, unavailable(ctx, last)
 }
 
 // stored makes the events of a batch whose last message has the sequence: a batch is stored in one piece.
@@ -89,14 +90,7 @@ func (a *appending) refused(w why, err error) error {
 	}
 }
 
-// gaveUp is the fault when no attempt had a clear outcome.
-func (a *appending) gaveUp(ctx context.Context, last error) error {
-	if ctx.Err() == nil && (last == nil || classify(last) == whyDuplicate) {
-		return reused(a.flat)
-	}
-	return unavailable(ctx, last)
-}
-
+// reused is the fault when the server knows an id of ours and our events are not where they should be.
 func reused(flat []*nats.Msg) error {
 	return fault.New(fault.Internal, fault.ReasonInternal, "an event id was used twice").
 		Because(fmt.Errorf("event %s, or one with it, is elsewhere in the log", flat[0].Header.Get(envelope.HeaderID)))
@@ -111,51 +105,64 @@ const (
 	whereOther                // somebody else's
 )
 
+// outcome reads what became of our events. A replica that lags shows less than there is; where the server's answer says that
+// there is something, or is final, the leader is asked.
+func (a *appending) outcome(ctx context.Context, w why) ([]envelope.Recorded, where, error) {
+	events, found, err := a.look(ctx, a.log.page, false)
+	if err == nil && found == whereNothing && w != whyUnknown && w != whyAgain {
+		return a.look(ctx, a.log.leaderPage, true)
+	}
+	return events, found, err
+}
+
+type pageFunc func(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error)
+
 // look reads what stands behind the expected tails. What is recorded there under our ids is ours, whoever stands behind it.
-func (a *appending) look(ctx context.Context) ([]envelope.Recorded, where, error) {
+// certain says that what is not read is not there.
+func (a *appending) look(ctx context.Context, page pageFunc, certain bool) ([]envelope.Recorded, where, error) {
 	var (
 		all   []envelope.Recorded
 		worst = whereStored
 	)
 	for i, e := range a.entries {
-		events, w, err := a.lookAt(ctx, e, a.batch[i])
+		messages, _, err := page(ctx, e.Aggregate.Subject(), max(e.After.Seq, 1), len(a.batch[i])+1)
 		if err != nil {
 			return nil, whereNothing, err
 		}
+		mine, w := compare(messages, e.After.Seq, a.batch[i], certain)
 		if w == whereOther {
 			return nil, whereOther, nil
 		}
 		worst = min(worst, w)
-		all = append(all, events...)
+		if w == whereStored {
+			if all, err = decode(all, mine); err != nil {
+				return nil, whereNothing, err
+			}
+		}
 	}
 	return all, worst, nil
 }
 
-func (a *appending) lookAt(ctx context.Context, e eventlog.Entry, ours []*nats.Msg) ([]envelope.Recorded, where, error) {
-	messages, _, err := a.log.page(ctx, e.Aggregate.Subject(), max(e.After.Seq, 1), len(ours)+1)
-	if err != nil {
-		return nil, whereNothing, err
-	}
-	if e.After.Seq > 0 {
-		if len(messages) == 0 {
-			return nil, whereNothing, nil
-		}
-		if messages[0].seq != e.After.Seq {
-			return nil, whereOther, nil
-		}
+// compare says what stands behind a tail, given the messages from the tail on, and which of them are ours.
+func compare(messages []stored, tail uint64, ours []*nats.Msg, certain bool) ([]stored, where) {
+	switch {
+	case tail == 0:
+	case len(messages) == 0 && certain:
+		return nil, whereOther // such a tail never was
+	case len(messages) == 0:
+		return nil, whereNothing
+	case messages[0].seq != tail:
+		return nil, whereOther
+	default:
 		messages = messages[1:]
-	}
-	if len(messages) == 0 {
-		return nil, whereNothing, nil
 	}
 	for i, m := range ours {
 		if i == len(messages) {
-			return nil, whereNothing, nil // the beginning of ours: the rest is on its way to this replica
+			return nil, whereNothing // none, or the beginning of ours: the rest is on its way to this replica
 		}
 		if messages[i].header.Get(envelope.HeaderID) != m.Header.Get(envelope.HeaderID) {
-			return nil, whereOther, nil
+			return nil, whereOther
 		}
 	}
-	events, err := decode(nil, messages[:len(ours)])
-	return events, whereStored, err
+	return messages[:len(ours)], whereStored
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
@@ -90,19 +89,6 @@ func BenchmarkLoad(b *testing.B) {
 		for b.Loop() {
 			_, err := s.GetLastMsgForSubject(context.Background(), agg.Subject())
 			require.NoError(b, err)
-		}
-	})
-	b.Run("raw ordered consumer of 20", func(b *testing.B) {
-		agg := sandbox()
-		mustAppendB(b, log, agg, 20)
-		for b.Loop() {
-			c, err := f.JS.OrderedConsumer(context.Background(), "EVT",
-				jetstream.OrderedConsumerConfig{FilterSubjects: []string{agg.Subject()}})
-			require.NoError(b, err)
-			batch, err := c.Fetch(20)
-			require.NoError(b, err)
-			for range batch.Messages() {
-			}
 		}
 	})
 }

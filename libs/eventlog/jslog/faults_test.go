@@ -95,13 +95,27 @@ type lagging struct {
 	script []int // how many messages the replica lacks; negative: it does not answer
 }
 
-func (l *lagging) page(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
+func (l *lagging) next() int {
 	l.mu.Lock()
-	lacks := 0
-	if len(l.script) > 0 {
-		lacks, l.script = l.script[0], l.script[1:]
+	defer l.mu.Unlock()
+	if len(l.script) == 0 {
+		return 0
 	}
-	l.mu.Unlock()
+	lacks := l.script[0]
+	l.script = l.script[1:]
+	return lacks
+}
+
+// leaderPage may go without an answer, but the leader lacks nothing.
+func (l *lagging) leaderPage(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
+	if l.next() < 0 {
+		return nil, 0, nats.ErrTimeout
+	}
+	return l.reader.leaderPage(ctx, subject, from, n)
+}
+
+func (l *lagging) page(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
+	lacks := l.next()
 	if lacks < 0 {
 		return nil, 0, nats.ErrTimeout
 	}

@@ -61,6 +61,8 @@ type ack struct {
 type reader interface {
 	// page reads up to n messages of a subject from a sequence on; pending is how many are left behind them.
 	page(ctx context.Context, subject string, from uint64, n int) (messages []stored, pending int, err error)
+	// leaderPage is page answered by the leader, which has all there is. It costs a round trip for each message.
+	leaderPage(ctx context.Context, subject string, from uint64, n int) (messages []stored, pending int, err error)
 	// last reads the subjects that match a filter, at most n.
 	last(ctx context.Context, filter string, n int) ([]string, error)
 }
@@ -159,6 +161,15 @@ func (l *Log) Find(ctx context.Context, filter string) (subject.Aggregate, error
 func (l *Log) page(ctx context.Context, subj string, from uint64, n int) (messages []stored, pending int, err error) {
 	err = l.retry(ctx, func(ctx context.Context) (err error) {
 		messages, pending, err = l.reader.page(ctx, subj, from, n)
+		return err
+	})
+	return messages, pending, err
+}
+
+// leaderPage is reader.leaderPage with retries.
+func (l *Log) leaderPage(ctx context.Context, subj string, from uint64, n int) (messages []stored, pending int, err error) {
+	err = l.retry(ctx, func(ctx context.Context) (err error) {
+		messages, pending, err = l.reader.leaderPage(ctx, subj, from, n)
 		return err
 	})
 	return messages, pending, err

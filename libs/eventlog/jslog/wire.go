@@ -94,11 +94,60 @@ func (w wire) publishBatch(ctx context.Context, messages []*nats.Msg) (ack, erro
 }
 
 func (w wire) page(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
-	return w.get(ctx, map[string]any{"seq": from, "next_by_subj": subject, "batch": n, "max_bytes": pageBytes})
+	return w.get(ctx, n, map[string]any{"seq": from, "next_by_subj": subject, "batch": n, "max_bytes": pageBytes})
+}
+
+// leaderPage reads one message after the other, because only the plain get is answered by the leader.
+func (w wire) leaderPage(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
+	var messages []stored
+	for len(messages) < n {
+		m, err := w.leaderGet(ctx, subject, from)
+		if err != nil || m == nil {
+			return messages, 0, err
+		}
+		messages = append(messages, *m)
+		from = m.seq + 1
+	}
+	return messages, 0, nil
+}
+
+// leaderGet reads the first message of a subject from a sequence on; nil when there is none.
+func (w wire) leaderGet(ctx context.Context, subject string, from uint64) (*stored, error) {
+	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject})
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	reply, err := w.js.Conn().RequestWithContext(ctx, w.api("STREAM.MSG.GET."+topology.StreamEvents), body)
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Subject string `json:"subject"`
+			Seq     uint64 `json:"seq"`
+			Header  []byte `json:"hdrs"`
+			Data    []byte `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(reply.Data, &answer); err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	if answer.Error != nil {
+		if answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
+			return nil, nil //nolint:nilnil // there is none, and that is no error
+		}
+		return nil, fmt.Errorf("get from the leader: %w", answer.Error)
+	}
+	header, err := nats.DecodeHeadersMsg(answer.Message.Header)
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	return &stored{answer.Message.Subject, answer.Message.Seq, header, answer.Message.Data}, nil
 }
 
 func (w wire) last(ctx context.Context, filter string, n int) ([]string, error) {
-	messages, _, err := w.get(ctx, map[string]any{"multi_last": []string{filter}, "batch": n})
+	messages, _, err := w.get(ctx, n, map[string]any{"multi_last": []string{filter}, "batch": n})
 	subjects := make([]string, len(messages))
 	for i, m := range messages {
 		subjects[i] = m.subject
@@ -108,14 +157,18 @@ func (w wire) last(ctx context.Context, filter string, n int) ([]string, error) 
 
 // get asks for a batch by direct get and checks that all of it arrived: each message names the one before it, and the end of
 // the batch names the last. A history with a hole in it must not pass for a whole one.
-func (w wire) get(ctx context.Context, request map[string]any) ([]stored, int, error) {
+//
+// It gives at most n messages.
+func (w wire) get(ctx context.Context, n int, request map[string]any) ([]stored, int, error) {
 	body, err := json.Marshal(request)
 	if err != nil {
 		return nil, 0, fmt.Errorf("direct get: %w", err)
 	}
 	nc := w.js.Conn()
 	inbox := nc.NewInbox()
-	sub, err := nc.SubscribeSync(inbox)
+	// A synchronous subscription would allocate room for 65,536 messages, which costs more than the call itself.
+	replies := make(chan *nats.Msg, n+1)
+	sub, err := nc.ChanSubscribe(inbox, replies)
 	if err != nil {
 		return nil, 0, fmt.Errorf("direct get: %w", err)
 	}
@@ -128,9 +181,11 @@ func (w wire) get(ctx context.Context, request map[string]any) ([]stored, int, e
 		previous uint64
 	)
 	for {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return nil, 0, fmt.Errorf("direct get: %w", err)
+		var m *nats.Msg
+		select {
+		case m = <-replies:
+		case <-ctx.Done():
+			return nil, 0, fmt.Errorf("direct get: %w", ctx.Err())
 		}
 		if m.Header.Get(jetstream.SequenceHeader) == "" {
 			pending, err := end(m, previous)
@@ -189,8 +244,8 @@ type why int
 const (
 	whyUnknown   why = iota // it may be stored or not
 	whyAgain                // it is not stored, and may be at another attempt
-	whyMismatch             // the subject's tail is another one
-	whyDuplicate            // an id is there already
+	whyMismatch             // the subject's tail is another one, or about to be
+	whyDuplicate            // an id is stored already
 	whyFull
 	whyTooLarge
 	whyRefused
@@ -216,6 +271,7 @@ const (
 	codeStreamOffline     = 10118
 )
 
+// classify says what an answer means that is not a plain acknowledgement; nil is one that says "duplicate".
 func classify(err error) why {
 	if err == nil {
 		return whyDuplicate
@@ -232,9 +288,9 @@ func classify(err error) why {
 		api = js.APIError()
 	}
 	switch api.ErrorCode {
-	case codeWrongLast, codeWrongLastConstant:
+	case codeWrongLast, codeWrongLastConstant, codeDuplicateConflict:
 		return whyMismatch
-	case codeDuplicateInBatch, codeDuplicateConflict:
+	case codeDuplicateInBatch:
 		return whyDuplicate
 	case codeStoreFailed:
 		if strings.Contains(api.Description, "exceeded") || strings.Contains(api.Description, "no space left") {

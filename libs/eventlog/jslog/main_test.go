@@ -1,0 +1,18 @@
+package jslog
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// The property test publishes thousands of batches: 25 runs take a few seconds. The command line has the last word, for a long
+// run: go test ./eventlog/jslog -run BadNetwork -rapid.checks=1000
+func TestMain(m *testing.M) {
+	if err := flag.Set("rapid.checks", "25"); err != nil {
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
