@@ -107,6 +107,8 @@ func endHold(cfg childConfig) {
 	if err != nil {
 		os.Exit(1)
 	}
+	// The engine waits for open connections before it ends.
+	r.Close = true
 	r.SetBasicAuth(adminUser, cfg.AdminPassword)
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
