@@ -1,0 +1,253 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+)
+
+// ackTimeout bounds the wait for the server's word that it has an acknowledgement or a dead letter.
+const ackTimeout = 5 * time.Second
+
+// identity names a stored message, also across a stream that was made anew and counts from 1 again.
+type identity struct {
+	seq  uint64
+	time int64
+}
+
+// delivery is a message that is held: it runs, or waits for those of its key before it.
+type delivery struct {
+	Message
+	id  identity
+	key string
+	// msg is the newest delivery, the one that the server takes an answer for. Guarded by runner.mu.
+	msg jetstream.Msg
+}
+
+// verdict is what was decided on a message whose acknowledgement may have been lost.
+type verdict struct {
+	dead   bool
+	reason string
+}
+
+type runner struct {
+	cfg     Config
+	js      jetstream.JetStream
+	handle  Handler
+	metrics *metrics
+	// ctx ends when Run should; work is the handlers'.
+	ctx, work context.Context
+	// lanes holds a token for each handler that runs, space one for each message that is held or asked for.
+	lanes, space chan struct{}
+	running      sync.WaitGroup
+
+	mu      sync.Mutex
+	ackWait time.Duration
+	// queues has the messages of each key in order; the first one runs or waits for a lane.
+	queues map[string][]*delivery
+	flying map[identity]*delivery
+	// settled and panics outlive a delivery.
+	settled *memory[verdict]
+	panics  *memory[int]
+}
+
+// dispatch takes a message that has space reserved and gives the space back when it is done.
+func (r *runner) dispatch(m jetstream.Msg) {
+	meta, err := m.Metadata()
+	if err != nil {
+		// Not a delivery of a stream, so nobody waits for an answer.
+		<-r.space
+		return
+	}
+	d := &delivery{
+		Message: Message{
+			Subject: m.Subject(), Data: m.Data(), Header: m.Headers(), Seq: meta.Sequence.Stream,
+			Attempt: int(meta.NumDelivered), Time: meta.Timestamp, //nolint:gosec // a count of deliveries
+		},
+		id:  identity{meta.Sequence.Stream, meta.Timestamp.UnixNano()},
+		msg: m,
+	}
+	d.key = r.cfg.Key(d.Message)
+	r.mu.Lock()
+	if held, ok := r.flying[d.id]; ok {
+		// Heartbeats were lost, so the server thinks that nobody works on it. It must not run a second time beside the first.
+		held.msg = m
+		r.mu.Unlock()
+		r.metrics.done("duplicate")
+		<-r.space
+		return
+	}
+	r.flying[d.id] = d
+	queue := append(r.queues[d.key], d)
+	r.queues[d.key] = queue
+	r.mu.Unlock()
+	r.metrics.inFlight.Inc()
+	if len(queue) == 1 {
+		r.running.Go(func() { r.drive(d) })
+	}
+}
+
+// drive runs the messages of a key, from d on, until none waits.
+func (r *runner) drive(d *delivery) {
+	for d != nil {
+		r.turn(d)
+		d = r.next(d)
+	}
+}
+
+// turn waits for a lane and runs one message; when Run ends first, the message goes back.
+func (r *runner) turn(d *delivery) {
+	select {
+	case r.lanes <- struct{}{}:
+		defer func() { <-r.lanes }()
+	case <-r.ctx.Done():
+	}
+	if r.ctx.Err() != nil {
+		r.giveBack(d)
+		return
+	}
+	r.process(d)
+}
+
+// next forgets a message that is done and returns the one behind it.
+func (r *runner) next(d *delivery) *delivery {
+	r.mu.Lock()
+	delete(r.flying, d.id)
+	var following *delivery
+	if queue := r.queues[d.key][1:]; len(queue) > 0 {
+		r.queues[d.key] = queue
+		following = queue[0]
+	} else {
+		delete(r.queues, d.key)
+	}
+	r.mu.Unlock()
+	r.metrics.inFlight.Dec()
+	<-r.space
+	return following
+}
+
+func (r *runner) newest(d *delivery) jetstream.Msg {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return d.msg
+}
+
+// process decides what becomes of a message.
+func (r *runner) process(d *delivery) {
+	if v, ok := r.settled.get(d.id); ok {
+		r.settle(d, v)
+		return
+	}
+	if r.cfg.MaxAttempts > 0 && d.Attempt > r.cfg.MaxAttempts {
+		// Its attempts ended without an answer: each one brought the process down.
+		r.bury(d, reasonAttempts, errors.New("no attempt came to an end"))
+		return
+	}
+	start := time.Now()
+	err := r.call(d)
+	r.metrics.seconds.Observe(time.Since(start).Seconds())
+	var (
+		bad     *poison
+		crashed *panicked
+	)
+	switch {
+	case err == nil:
+		r.settle(d, verdict{})
+	case r.ctx.Err() != nil:
+		// What fails while everything ends says nothing about the message.
+		r.giveBack(d)
+	case errors.As(err, &bad):
+		r.bury(d, reasonPoison, err)
+	case errors.As(err, &crashed) && r.panics.add(d.id, 1, sum) >= MaxPanics:
+		r.bury(d, reasonPanic, err)
+	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts:
+		r.bury(d, reasonAttempts, err)
+	default:
+		r.retry(d, err)
+	}
+}
+
+func sum(a, b int) int { return a + b }
+
+// panicked is the error of a handler that panicked. What it panicked with may hold anything, so it is not in the text.
+type panicked struct{ kind string }
+
+func (p *panicked) Error() string { return "handler panicked with a " + p.kind }
+
+func (r *runner) call(d *delivery) (err error) {
+	ctx := telemetry.Extract(r.work, d.Header)
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicked{kind: fmt.Sprintf("%T", p)}
+			r.cfg.Log.ErrorContext(ctx, "handler panicked", append(r.attrs(d), "stack", string(debug.Stack()))...)
+		}
+	}()
+	return r.handle(ctx, d.Message)
+}
+
+// settle tells the server that a message is done or dead and remembers it until the server has it for sure.
+func (r *runner) settle(d *delivery, v verdict) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), ackTimeout)
+	defer cancel()
+	r.settled.put(d.id, v)
+	r.panics.drop(d.id)
+	if v.dead {
+		// There is no confirmed way to say it; should it be lost, the next delivery says it again.
+		if err := r.newest(d).TermWithReason(v.reason); err != nil {
+			r.cfg.Log.WarnContext(ctx, "cannot end a dead message", append(r.attrs(d), "error", err)...)
+		}
+		return
+	}
+	if err := r.newest(d).DoubleAck(ctx); err != nil {
+		r.cfg.Log.WarnContext(ctx, "acknowledgement not confirmed", append(r.attrs(d), "error", err)...)
+		r.metrics.done("unconfirmed")
+		return
+	}
+	r.settled.drop(d.id)
+	r.metrics.done("ack")
+}
+
+func (r *runner) giveBack(d *delivery) {
+	if err := r.newest(d).Nak(); err != nil {
+		r.cfg.Log.WarnContext(r.ctx, "cannot give a message back", append(r.attrs(d), "error", err)...)
+	}
+	r.metrics.done("returned")
+}
+
+func (r *runner) retry(d *delivery, err error) {
+	delay := r.delay(d.Attempt, err)
+	if sampled(d.Attempt) {
+		ctx := telemetry.Extract(r.ctx, d.Header)
+		r.cfg.Log.WarnContext(ctx, "handler failed; trying again", append(r.attrs(d), "in", delay.String(), "error", err)...)
+	}
+	if err := r.newest(d).NakWithDelay(delay); err != nil {
+		r.cfg.Log.WarnContext(r.ctx, "cannot ask for a retry", append(r.attrs(d), "error", err)...)
+	}
+	r.metrics.done("retry")
+}
+
+// delay is what the error asks for, or the backoff of the attempt with a random fifth.
+func (r *runner) delay(attempt int, err error) time.Duration {
+	var after *retryAfter
+	if errors.As(err, &after) {
+		return min(max(after.delay, 0), maxDelay)
+	}
+	var f *fault.Error
+	if errors.As(err, &f) && f.RetryAfter > 0 {
+		return min(f.RetryAfter, maxDelay)
+	}
+	d := min(r.cfg.Backoff[min(max(attempt, 1), len(r.cfg.Backoff))-1], maxDelay)
+	if d <= 0 {
+		return 0
+	}
+	return d - d/5 + rand.N(2*d/5+1) //nolint:gosec // spreads load, guards nothing
+}
