@@ -46,7 +46,7 @@ type Options struct {
 	// Cap is the most bytes kept of each stream, at least 1 KiB.
 	Cap uint64
 	// Hold is how many bytes of a stream may be written that the furthest attached reader has not taken; more blocks the
-	// writer. At most a quarter of Cap, so that what is already in a pipe finds room after Release.
+	// writer. A reader behind the furthest is not waited for and may be overrun: it gets a Skip. At most a quarter of Cap, so that what is already in a pipe finds room after Release.
 	Hold uint64
 }
 
