@@ -98,6 +98,9 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 	p = &program{id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
 		spool:   spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}),
 		account: k.meter.begin(), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{})}
+	if p.first, err = p.spool.Reader(0, 0); err != nil {
+		return nil, false, err
+	}
 	k.execs[p.id] = p
 	k.running++
 	return p, true, nil
@@ -152,6 +155,7 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 		return err
 	}
 	defer reader.Close()
+	p.first.Close()
 	buf := make([]byte, attachBuf)
 	for {
 		piece, err := reader.Next(ctx, buf)

@@ -33,6 +33,8 @@ const (
 const (
 	// timeoutGrace is between TERM and KILL when a program's time is up.
 	timeoutGrace = 2 * time.Second
+	// firstAttach is how long a program is held back for a caller that has yet to attach.
+	firstAttach = 5 * time.Second
 	// firstTag is the group of the first exec. Each gets one of its own that its programs cannot leave.
 	firstTag = 0x60000000
 )
@@ -53,6 +55,8 @@ type program struct {
 	done     chan struct{}
 	pid      int32
 	end      *toolboxv1.End
+	// first stands for the caller until it attaches, so that a fast program cannot overrun its spool before that.
+	first *spool.Reader
 
 	mu sync.Mutex
 	// reason is why the tree is being ended; ending closes when none of it is left.
@@ -77,6 +81,7 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 		go func() { <-p.done; timer.Stop() }()
 	}
 	go k.feed(p, r.Stdin, !r.KeepStdin)
+	time.AfterFunc(firstAttach, p.first.Close)
 }
 
 // maxTimeout is in milliseconds: a year, so that it cannot overflow.

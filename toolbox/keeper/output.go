@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// pipeBytes is asked for each output pipe. Where the kernel's limit for one user is reached it stays smaller.
+	// pipeBytes is asked for each pipe.
 	pipeBytes = 256 << 10
 	// readBytes is one read; a packet is never longer.
 	readBytes = 64 << 10
@@ -41,14 +41,29 @@ type output struct {
 	ended chan struct{}
 }
 
-func newOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*output, error) {
+// pipe makes a pipe of which the end with the given index (0 reads, 1 writes) is ours and does not block the thread. The other
+// end is for the sentry and must block: the guest would see O_NONBLOCK in its own descriptor.
+func pipe(flags, ours int) (r, w *os.File, err error) {
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_DIRECT); err != nil {
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|flags); err != nil {
+		return nil, nil, err
+	}
+	// Larger is faster; at the kernel's limit for one user it stays as it is.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes)
+	if err := unix.SetNonblock(fds[ours], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write"), nil
+}
+
+func newOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*output, error) {
+	r, w, err := pipe(unix.O_DIRECT, 0)
+	if err != nil {
 		return nil, fmt.Errorf("make output pipe: %w", err)
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeBytes)
-	return &output{stream: stream, spool: s, count: count, read: os.NewFile(uintptr(fds[0]), "output"),
-		write: os.NewFile(uintptr(fds[1]), "program"), ended: make(chan struct{})}, nil
+	return &output{stream: stream, spool: s, count: count, read: r, write: w, ended: make(chan struct{})}, nil
 }
 
 // plain leaves packet mode and gives up our copy of the program's end.
@@ -132,7 +147,7 @@ type input struct {
 
 // newInput makes the pipe; the second result is the program's end.
 func newInput(count *atomic.Uint64) (*input, *os.File, error) {
-	r, w, err := os.Pipe()
+	r, w, err := pipe(0, 1)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make input pipe: %w", err)
 	}

@@ -11,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	// The binary under test is built from it: a change must run the tests again.
+	_ "github.com/sandtrail/sandtrail/toolbox/keeper"
 )
 
 // RunscVersion is the version of gVisor that the control protocol was written for.
