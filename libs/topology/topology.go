@@ -66,8 +66,9 @@ const (
 	MaxEventSize = eventlog.MaxEventSize
 	// MaxChunkSize bounds a message of output with its headers, in bytes.
 	MaxChunkSize = 128 << 10
-	// MaxCommandSize bounds a command with its headers, in bytes.
-	MaxCommandSize = 2 << 20
+	// MaxCommandSize bounds a command with its headers, in bytes. It leaves room under the 2 MiB that the server takes for what
+	// a dead letter adds to it.
+	MaxCommandSize = 2<<20 - 64<<10
 
 	// WorkerTTL is how long a heartbeat lasts, LeaseTTL how long a lease does.
 	WorkerTTL = time.Minute

@@ -155,3 +155,59 @@ func TestStoredEventsAreRepeatedLive(t *testing.T) {
 		require.Equal(t, "live."+s, m.Subject)
 	}
 }
+
+func TestWhatJetStreamGivesUpOnIsKept(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	_, err := f.JS.Publish(ctx, "cmd.worker.w1.acme.s1", []byte("poison"))
+	require.NoError(t, err)
+	c, err := f.JS.Consumer(ctx, topology.StreamCommands, topology.ConsumerWorker("w1"))
+	require.NoError(t, err)
+	m, err := c.Next()
+	require.NoError(t, err)
+	require.NoError(t, m.TermWithReason("no use"))
+	s, err := f.JS.Stream(ctx, topology.StreamAdvisories)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := s.Info(ctx)
+		return err == nil && info.State.Msgs == 1
+	}, 10*time.Second, 5*time.Millisecond)
+}
+
+// What is stored must fit through the limits that the producers were promised, and not more.
+func TestMessageSizesAreBounded(t *testing.T) {
+	f := natstest.Start(t)
+	for s, limit := range map[string]int{
+		"evt.acme.tenant": topology.MaxEventSize, "out.acme.s1.x1": topology.MaxChunkSize,
+		"cmd.worker.w1.acme.s1": topology.MaxCommandSize,
+	} {
+		_, err := f.JS.Publish(limited(t), s, make([]byte, limit))
+		require.NoError(t, err, s)
+		_, err = f.JS.Publish(limited(t), s, make([]byte, limit+1))
+		require.Error(t, err, s)
+	}
+}
+
+// Heartbeats and leases that nobody renews must go by themselves, and whoever watches must hear of it.
+func TestLeasesRunOut(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	kv, err := f.JS.KeyValue(ctx, topology.BucketLease)
+	require.NoError(t, err)
+	_, err = kv.Create(ctx, "k", []byte("mine"), jetstream.KeyTTL(time.Second))
+	require.NoError(t, err)
+	w, err := kv.Watch(ctx, "k", jetstream.UpdatesOnly())
+	require.NoError(t, err)
+	select {
+	case e := <-w.Updates():
+		require.NotEqual(t, jetstream.KeyValuePut, e.Operation())
+	case <-ctx.Done():
+		require.FailNow(t, "nobody was told")
+	}
+	require.NoError(t, w.Stop())
+	_, err = kv.Create(ctx, "k", []byte("yours"))
+	require.NoError(t, err)
+	status, err := kv.Status(ctx)
+	require.NoError(t, err)
+	require.Equal(t, topology.LeaseTTL, status.TTL())
+}

@@ -93,6 +93,31 @@ func BenchmarkLoad(b *testing.B) {
 	})
 }
 
+// Three servers in one process on the same cores: read ratios, not capacities.
+func BenchmarkCluster(b *testing.B) {
+	f := natstest.Cluster(b)
+	log := New(f.JS)
+	publish := func() {
+		_, err := log.Append(context.Background(), sandbox(), eventlog.Tail{}, newEvents(1)...)
+		require.NoError(b, err)
+	}
+	b.Run("append x1", func(b *testing.B) {
+		for b.Loop() {
+			publish()
+		}
+		perSecond(b, 1)
+	})
+	b.Run("append x64", func(b *testing.B) { parallel(b, 64, publish) })
+	agg := sandbox()
+	mustAppendB(b, log, agg, 20)
+	b.Run("load 20", func(b *testing.B) {
+		for b.Loop() {
+			_, err := log.Load(context.Background(), agg)
+			require.NoError(b, err)
+		}
+	})
+}
+
 func mustAppendB(b *testing.B, log *Log, agg subject.Aggregate, n int) {
 	_, err := log.Append(context.Background(), agg, eventlog.Tail{}, newEvents(n)...)
 	require.NoError(b, err)

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // outcome is what the network does to one publish.
@@ -19,6 +20,7 @@ const (
 	sentLater         // nobody answers; a copy arrives at some later time
 	nobody            // there are no responders
 	outcomes
+	full // the server refuses it for lack of room
 )
 
 // faulty is a publisher over a bad network. Each publish takes the next outcome of the script; behind its end all go well.
@@ -65,6 +67,8 @@ func (f *faulty) publish(ctx context.Context, messages []*nats.Msg) (ack, error)
 		return ack{}, nats.ErrTimeout
 	case nobody:
 		return ack{}, nats.ErrNoResponders
+	case full:
+		return ack{}, &jetstream.APIError{Code: 503, ErrorCode: codeStoreFailed, Description: "maximum bytes exceeded"}
 	}
 	return f.publisher.publish(ctx, messages)
 }

@@ -116,6 +116,35 @@ func TestFullLogRefuses(t *testing.T) {
 	}
 }
 
+// A refusal answers one attempt; what an earlier one did is another matter.
+func TestRefusalBehindALostAcknowledgement(t *testing.T) {
+	f := natstest.Start(t)
+	for name, c := range map[string]struct {
+		script []outcome
+		stored bool
+	}{
+		"refused":                 {[]outcome{full}, false},
+		"lost, then refused":      {[]outcome{neverSent, full}, false},
+		"stored, then refused":    {[]outcome{ackLost, full}, true},
+		"stored, nobody, refused": {[]outcome{ackLost, nobody, full}, true},
+	} {
+		log, agg := New(f.JS), sandbox()
+		log.publisher = &faulty{publisher: log.publisher, script: c.script}
+		// The replica that is asked first has not seen anything yet.
+		log.reader = &lagging{reader: log.reader, script: []int{1, 1}}
+		_, err := log.Append(context.Background(), agg, eventlog.Tail{}, newEvents(1)...)
+		h, lerr := New(f.JS).Load(context.Background(), agg)
+		require.NoError(t, lerr)
+		if c.stored {
+			require.NoError(t, err, name)
+			require.Len(t, h.Events, 1, name)
+		} else {
+			require.True(t, fault.Is(err, fault.ReasonLogFull), "%s: %v", name, err)
+			require.Empty(t, h.Events, name)
+		}
+	}
+}
+
 func TestHistoryIsBounded(t *testing.T) {
 	f := natstest.Start(t)
 	log, agg := New(f.JS), sandbox()
