@@ -110,30 +110,31 @@ func (p *Projection) store(ctx context.Context, agg subject.Aggregate, v *comman
 		return err
 	}
 	for range storeAttempts {
-		if v.GetFirstSequence() == v.GetLastSequence() {
-			if _, err = p.kv.Create(ctx, Key(agg), data); err == nil {
-				return nil
-			}
-		}
-		have, gerr := p.kv.Get(ctx, Key(agg))
-		var revision uint64
-		switch {
-		case errors.Is(gerr, jetstream.ErrKeyNotFound):
-		case gerr != nil:
-			return gerr
-		default:
-			revision = have.Revision()
-			old := &commandsv1.ExecView{}
-			if proto.Unmarshal(have.Value(), old) == nil && old.GetLastSequence() >= v.GetLastSequence() {
-				return nil
-			}
-		}
-		if _, err = p.kv.Update(ctx, Key(agg), data, revision); err == nil {
-			return nil
-		}
-		if !errors.Is(err, jetstream.ErrKeyExists) {
+		if err = p.put(ctx, Key(agg), data, v.GetLastSequence()); err == nil || !errors.Is(err, errMoved) {
 			return err
 		}
+	}
+	return err
+}
+
+// errMoved: somebody else wrote in between.
+var errMoved = errors.New("the receipt was written by somebody else")
+
+func (p *Projection) put(ctx context.Context, key string, data []byte, seq uint64) error {
+	have, err := p.kv.Get(ctx, key)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		_, err = p.kv.Create(ctx, key, data)
+	case err != nil:
+	default:
+		old := &commandsv1.ExecView{}
+		if proto.Unmarshal(have.Value(), old) == nil && old.GetLastSequence() >= seq {
+			return nil
+		}
+		_, err = p.kv.Update(ctx, key, data, have.Revision())
+	}
+	if errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+		return errors.Join(errMoved, err)
 	}
 	return err
 }

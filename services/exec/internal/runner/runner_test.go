@@ -328,6 +328,7 @@ func TestRefused(t *testing.T) {
 	end := m.wait()
 	require.Equal(t, sandbox.ReasonStartFailed, end.Completed.GetReason())
 	require.Equal(t, int32(127), end.Completed.GetExitCode())
+	require.Eventually(t, func() bool { return s.runner.find(m.agg.ID) == nil }, 5*time.Second, time.Millisecond)
 
 	r.sandbox(sandbox.Destroy{Reason: "requested"})
 	s.runner.ready.forget(boxOf(r))

@@ -1,0 +1,276 @@
+// Package app is the exec service of one worker: it runs commands in the sandboxes of that worker, keeps their output, answers
+// file calls and keeps receipts. Programs outlive it.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/projection"
+	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	"github.com/sandtrail/sandtrail/libs/worker"
+	"github.com/sandtrail/sandtrail/services/exec/internal/files"
+	"github.com/sandtrail/sandtrail/services/exec/internal/receipt"
+	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
+	"github.com/sandtrail/sandtrail/services/exec/internal/runner"
+	"github.com/sandtrail/sandtrail/services/exec/internal/settle"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+)
+
+// Config of the service. Zero values are replaced by the defaults named.
+type Config struct {
+	// NATSURL is dialled where Deps brings no connection.
+	NATSURL string
+	// StateDir holds sandboxes/<id>/keeper.sock of each sandbox of this worker.
+	StateDir string
+	// Worker is this host's name (local).
+	Worker string
+	// SealKeyFile holds the key under which the gateway seals environments and standard inputs.
+	SealKeyFile string
+	// MaxExecs at once on the worker (256) and in one sandbox (32). More are refused with too_many_execs.
+	MaxExecs, MaxExecsPerSandbox int
+	// DefaultTimeout of a command (1 h) and the most that may be asked for (24 h).
+	DefaultTimeout, MaxTimeout time.Duration
+	// StartDeadline is how long a command waits for its sandbox to become ready (10 min).
+	StartDeadline time.Duration
+	// OutputMemory bounds the output held for all commands together (64 MiB); full: programs are held back.
+	OutputMemory int64
+	// ToolboxGrace is how long a toolbox may be silent before its sandbox counts as lost (10 s).
+	ToolboxGrace time.Duration
+	// NoReceipts leaves the bucket of receipts to another instance.
+	NoReceipts bool
+}
+
+func (c Config) withDefaults() Config {
+	if c.Worker == "" {
+		c.Worker = "local"
+	}
+	if c.OutputMemory == 0 {
+		c.OutputMemory = 64 << 20
+	}
+	return c
+}
+
+// Validate reports every mistake at once.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	check := func(ok bool, field, what string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s: %s", field, what))
+		}
+	}
+	check(c.StateDir != "", "StateDir", "is needed")
+	check(c.SealKeyFile != "", "SealKeyFile", "is needed")
+	check(subject.ValidToken(c.Worker), "Worker", "must be 1 to 64 of A-Z a-z 0-9 _ -")
+	check(c.MaxExecs >= 0 && c.MaxExecsPerSandbox >= 0, "MaxExecs", "cannot be negative")
+	check(c.DefaultTimeout >= 0 && c.MaxTimeout >= 0 && c.StartDeadline >= 0 && c.ToolboxGrace >= 0, "DefaultTimeout, MaxTimeout, StartDeadline, ToolboxGrace", "cannot be negative")
+	check(c.MaxTimeout == 0 || c.DefaultTimeout <= c.MaxTimeout, "DefaultTimeout", "cannot be over MaxTimeout")
+	check(c.OutputMemory >= 1<<20, "OutputMemory", "must be at least 1 MiB")
+	return errors.Join(errs...)
+}
+
+// Deps are what the host of the service brings. Everything may be left out.
+type Deps struct {
+	NC       *nats.Conn
+	JS       jetstream.JetStream
+	Log      *slog.Logger
+	Registry prometheus.Registerer
+	Topology topology.Options
+	// Toolbox replaces the client of a sandbox's keeper below StateDir.
+	Toolbox func(sandbox string) *client.Client
+}
+
+// App is the service.
+type App struct {
+	cfg      Config
+	deps     Deps
+	ownsNC   bool
+	log      *jslog.Log
+	runner   *runner.Runner
+	files    *files.Server
+	settler  *settle.Settler
+	receipts *receipt.Projection
+}
+
+// New connects, makes what the worker needs on the server and reads the key. Call Run.
+func New(ctx context.Context, cfg Config, deps Deps) (*App, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("exec configuration: %w", err)
+	}
+	a := &App{cfg: cfg.withDefaults(), deps: deps}
+	if err := a.connect(); err != nil {
+		return nil, err
+	}
+	if err := a.build(ctx); err != nil {
+		a.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *App) connect() error {
+	d := &a.deps
+	if d.Log == nil {
+		d.Log = slog.New(slog.DiscardHandler)
+	}
+	if d.Toolbox == nil {
+		d.Toolbox = func(box string) *client.Client {
+			return client.New(client.KeeperDialer(a.cfg.StateDir, box), "")
+		}
+	}
+	if d.NC == nil {
+		nc, err := nats.Connect(a.cfg.NATSURL, nats.Name("sandtrail-exec"), nats.MaxReconnects(-1))
+		if err != nil {
+			return fmt.Errorf("connect to NATS: %w", err)
+		}
+		d.NC, a.ownsNC = nc, true
+	}
+	if d.JS == nil {
+		js, err := jetstream.New(d.NC)
+		if err != nil {
+			a.close()
+			return fmt.Errorf("open JetStream: %w", err)
+		}
+		d.JS = js
+	}
+	return nil
+}
+
+func (a *App) close() {
+	if a.ownsNC {
+		a.deps.NC.Close()
+	}
+}
+
+func (a *App) build(ctx context.Context) error {
+	key, err := seal.Load(a.cfg.SealKeyFile)
+	if err != nil {
+		return fmt.Errorf("load seal key: %w", err)
+	}
+	if err := topology.EnsureWorker(ctx, a.deps.JS, a.cfg.Worker, a.deps.Topology); err != nil {
+		return fmt.Errorf("ensure the worker's consumers: %w", err)
+	}
+	log := a.deps.Log.With("service", "exec", "worker", a.cfg.Worker)
+	a.log = jslog.New(a.deps.JS)
+	out, err := relay.New(ctx, a.deps.JS, topology.StreamOutput, relay.Options{
+		Budget: semaphore.NewWeighted(a.cfg.OutputMemory), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	kv, err := a.deps.JS.KeyValue(ctx, topology.BucketExec)
+	if err != nil {
+		return fmt.Errorf("open bucket %s: %w", topology.BucketExec, err)
+	}
+	a.receipts = receipt.New(a.log, kv)
+	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
+	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.owners(), Toolbox: a.deps.Toolbox, Log: log}
+	a.runner = runner.New(ctx, runner.Config{
+		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
+		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,
+		ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry,
+	}, runner.Deps{
+		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Sandboxes: a.sandboxes,
+	})
+	return nil
+}
+
+// sandboxes are those with a directory below StateDir.
+func (a *App) sandboxes(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(a.cfg.StateDir, "sandboxes"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var found []string
+	for _, e := range entries {
+		if e.IsDir() && ids.Valid(e.Name()) {
+			found = append(found, e.Name())
+		}
+	}
+	return found, err
+}
+
+// ownersMost bounds the owners remembered; over it all are forgotten, which costs one look-up each.
+const ownersMost = 4096
+
+// owners looks up the tenant of a sandbox in the log. It never changes, so it is remembered.
+func (a *App) owners() func(context.Context, string) (string, error) {
+	var mu sync.Mutex
+	known := map[string]string{}
+	return func(ctx context.Context, box string) (string, error) {
+		mu.Lock()
+		tenant, ok := known[box]
+		mu.Unlock()
+		if ok {
+			return tenant, nil
+		}
+		agg, err := a.log.Find(ctx, subject.AnyTenantSandbox(box))
+		if fault.CodeOf(err) == fault.NotFound {
+			return "", fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box)
+		}
+		if err != nil {
+			return "", err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if len(known) >= ownersMost {
+			clear(known)
+		}
+		known[box] = agg.Tenant
+		return agg.Tenant, nil
+	}
+}
+
+// lanes is how many commands are handled at once. A command holds a lane until its program is started, a few milliseconds.
+const lanes = 64
+
+// Run serves until ctx ends, then lets go of every program and leaves it running.
+func (a *App) Run(ctx context.Context) error {
+	defer a.close()
+	defer a.runner.Close()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		// What was running comes first: its bounds count before new commands.
+		if err := a.runner.Resume(ctx); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("resume execs: %w", err)
+		}
+		return worker.Run(ctx, a.deps.JS, worker.Config{
+			Service: "exec", Stream: topology.StreamCommands, Consumer: topology.ConsumerExec(a.cfg.Worker), Lanes: lanes,
+			Log: a.deps.Log, Registerer: a.deps.Registry, MaxAttempts: commandAttempts,
+		}, a.runner.Handle)
+	})
+	g.Go(func() error { return a.files.Run(ctx) })
+	g.Go(func() error { return a.settle(ctx) })
+	if !a.cfg.NoReceipts {
+		g.Go(func() error {
+			return projection.New(a.deps.JS, a.receipts, projection.Options{Log: a.deps.Log, Registerer: a.deps.Registry}).Run(ctx)
+		})
+	}
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// commandAttempts is how often a command is delivered: one that waits for its sandbox comes back every few seconds.
+const commandAttempts = 1000

@@ -1,0 +1,41 @@
+// Command exec runs the exec service of one worker as a process of its own, against a NATS server by URL.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/services/exec/app"
+)
+
+type flags struct {
+	chassis.Flags
+	State              string        `name:"state" required:"" help:"State directory that holds this worker's sandboxes."`
+	Worker             string        `name:"worker" default:"local" help:"Name of this worker."`
+	SealKeyFile        string        `required:"" help:"File with the key that opens environments and standard inputs."`
+	MaxExecs           int           `default:"256" help:"Most commands at once on this worker."`
+	MaxExecsPerSandbox int           `default:"32" help:"Most commands at once in one sandbox."`
+	DefaultTimeout     time.Duration `default:"1h" help:"Timeout of a command that asks for none."`
+	MaxTimeout         time.Duration `default:"24h" help:"Longest timeout that may be asked for."`
+	StartDeadline      time.Duration `default:"10m" help:"How long a command waits for its sandbox to become ready."`
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, chassis.Options("exec", "Runs commands in the sandboxes of one worker.")...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(chassis.Run(ctx, "exec", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, app.Config{
+			StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
+			MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
+			StartDeadline: f.StartDeadline,
+		}, app.Deps{NC: h.NC, JS: h.JS, Log: h.Log, Registry: h.Registry, Topology: h.Topology})
+	}))
+}

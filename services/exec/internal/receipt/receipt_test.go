@@ -1,0 +1,62 @@
+package receipt
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+func TestReceiptFollowsTheLogWhateverTheOrder(t *testing.T) {
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketExec)
+	require.NoError(t, err)
+	agg := subject.Exec("acme", ids.New(), ids.New())
+	var events []envelope.Recorded
+	for _, b := range []proto.Message{
+		&eventsv1.ExecRequested{SandboxId: agg.Sandbox, ExecId: agg.ID, Spec: &eventsv1.ExecSpec{Command: "x"}},
+		&eventsv1.ExecStarted{SandboxId: agg.Sandbox, ExecId: agg.ID, Worker: "w1"},
+		&eventsv1.ExecCompleted{ExitCode: 3, Reason: "exited"},
+	} {
+		got, err := log.Append(t.Context(), agg, eventlog.History{Events: events}.Tail(),
+			sandbox.Events(sandbox.CommandMeta{ID: ids.New(), Tenant: "acme", Time: time.Now()}, b)...)
+		require.NoError(t, err)
+		events = append(events, got...)
+	}
+	view := func() *commandsv1.ExecView {
+		e, err := kv.Get(t.Context(), Key(agg))
+		require.NoError(t, err)
+		v := &commandsv1.ExecView{}
+		require.NoError(t, proto.Unmarshal(e.Value(), v))
+		return v
+	}
+	h, err := log.Load(t.Context(), agg)
+	require.NoError(t, err)
+	whole, err := sandbox.FoldExec(h)
+	require.NoError(t, err)
+	// In order, by a second instance meanwhile, and again from the start.
+	p, q := New(log, kv), New(log, kv)
+	for _, e := range []envelope.Recorded{events[0], events[1], events[2], events[0], events[1]} {
+		require.NoError(t, p.Apply(t.Context(), e))
+		require.NoError(t, q.Apply(t.Context(), e))
+	}
+	require.True(t, proto.Equal(whole.View(), view()))
+	require.Equal(t, int32(3), view().GetCompleted().GetExitCode())
+	// From nothing.
+	require.NoError(t, kv.Purge(t.Context(), Key(agg)))
+	require.NoError(t, New(log, kv).Apply(t.Context(), events[2]))
+	require.True(t, proto.Equal(whole.View(), view()))
+}
