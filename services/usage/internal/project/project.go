@@ -2,7 +2,7 @@
 //
 // Order of things: insert, then acknowledge. A projector that dies in between, or a log that is read again, makes the same rows
 // again, and a row that stands already is replaced by itself. So every total is the same however often it happens. When
-// ClickHouse is down nothing is acknowledged: the consumer lags, one batch waits here, and nothing is dropped.
+// ClickHouse is down nothing is acknowledged: the consumer lags, two batches wait here, and nothing is dropped.
 package project
 
 import (
@@ -14,12 +14,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -68,7 +70,8 @@ type Projector struct {
 	// incarnation of the stream: sequences of another one are others.
 	incarnation string
 	ackWait     time.Duration
-	lastTime    time.Time
+	// last is the time of the event that was read last, in Unix nanoseconds.
+	last atomic.Int64
 }
 
 // New looks up the stream and its consumer, which must exist.
@@ -92,31 +95,68 @@ func New(ctx context.Context, c Config) (*Projector, error) {
 }
 
 // Run projects until ctx ends, and returns nil then, or until the connection is closed. A batch in work is finished or handed
-// back.
+// back. The next batch is fetched while one is inserted; no more than these two are held.
 func (p *Projector) Run(ctx context.Context) error {
-	lag := time.NewTicker(lagEvery)
-	defer lag.Stop()
-	failures := 0
-	full := false
-	for ctx.Err() == nil {
-		select {
-		case <-lag.C:
-			p.measureLag(ctx)
-		default:
+	batches := make(chan batch)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(batches)
+		return p.fetchAll(ctx, batches)
+	})
+	g.Go(func() error {
+		for b := range batches {
+			p.project(ctx, b)
 		}
-		batch, err := p.fetch(ctx, full)
+		return nil
+	})
+	g.Go(func() error {
+		for ctx.Err() == nil {
+			p.measureLag(ctx)
+			sleep(ctx, lagEvery)
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// batch is messages that are kept ours by heartbeats until release.
+type batch struct {
+	messages []jetstream.Msg
+	release  context.CancelFunc
+}
+
+// handBack gives the messages back at once instead of after the acknowledgement's time.
+func (b batch) handBack() {
+	b.release()
+	for _, m := range b.messages {
+		_ = m.Nak()
+	}
+}
+
+func (p *Projector) fetchAll(ctx context.Context, batches chan<- batch) error {
+	failures, full := 0, false
+	for ctx.Err() == nil {
+		messages, err := p.fetch(ctx, full)
+		if errors.Is(err, nats.ErrConnectionClosed) {
+			return fmt.Errorf("fetch events: %w", err)
+		}
 		if err != nil {
-			if errors.Is(err, nats.ErrConnectionClosed) {
-				return fmt.Errorf("fetch events: %w", err)
-			}
 			failures++
 			p.log.Warn("cannot fetch events", "error", err)
 			pause(ctx, failures)
 			continue
 		}
-		failures, full = 0, len(batch) == MaxBatch
-		if len(batch) > 0 {
-			p.project(ctx, batch)
+		failures, full = 0, len(messages) == MaxBatch
+		if len(messages) == 0 {
+			continue
+		}
+		beat, release := context.WithCancel(ctx)
+		go heartbeat(beat, messages, p.ackWait/3)
+		b := batch{messages, release}
+		select {
+		case batches <- b:
+		case <-ctx.Done():
+			b.handBack()
 		}
 	}
 	return nil
@@ -154,38 +194,32 @@ func (p *Projector) fetch(ctx context.Context, full bool) ([]jetstream.Msg, erro
 }
 
 // project sees a batch through: rows, insert, acknowledgement. It tries again until it succeeds or ctx ends.
-func (p *Projector) project(ctx context.Context, batch []jetstream.Msg) {
-	beat, stop := context.WithCancel(ctx)
-	defer stop()
-	go heartbeat(beat, batch, p.ackWait/3)
+func (p *Projector) project(ctx context.Context, b batch) {
+	defer b.release()
 	for attempt := 1; ; attempt++ {
-		done, err := p.attempt(ctx, batch)
+		done, err := p.attempt(ctx, b.messages)
 		if err == nil {
 			p.acknowledge(ctx, done)
 			return
 		}
 		if ctx.Err() != nil {
-			// Handed back at once instead of after the acknowledgement's time.
-			for _, m := range batch {
-				_ = m.Nak()
-			}
+			b.handBack()
 			return
 		}
 		p.metrics.retries.Inc()
-		p.log.Warn("cannot project a batch, trying again", "events", len(batch), "attempt", attempt, "error", err)
-		p.measureLag(ctx)
+		p.log.Warn("cannot project a batch, trying again", "events", len(b.messages), "attempt", attempt, "error", err)
 		pause(ctx, attempt)
 	}
 }
 
 // attempt maps and inserts a batch and returns the messages to acknowledge: all but those sent to the dead letters.
-func (p *Projector) attempt(ctx context.Context, batch []jetstream.Msg) ([]jetstream.Msg, error) {
+func (p *Projector) attempt(ctx context.Context, messages []jetstream.Msg) ([]jetstream.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
-	done := make([]jetstream.Msg, 0, len(batch))
-	rows := make([]clickhouse.Row, 0, len(batch))
-	place := make(map[uuid.UUID]int, len(batch))
-	for _, m := range batch {
+	done := make([]jetstream.Msg, 0, len(messages))
+	rows := make([]clickhouse.Row, 0, len(messages))
+	place := make(map[uuid.UUID]int, len(messages))
+	for _, m := range messages {
 		row, ok, err := p.read(ctx, m)
 		var bad *unusable
 		if errors.As(err, &bad) {
@@ -235,7 +269,7 @@ func (p *Projector) read(ctx context.Context, m jetstream.Msg) (row clickhouse.R
 	if err != nil {
 		return row, false, &unusable{err}
 	}
-	p.lastTime = e.Time
+	p.last.Store(e.Time.UnixNano())
 	if e.Body == nil {
 		p.metrics.skipped.WithLabelValues("unknown").Inc()
 		return row, false, nil
@@ -315,8 +349,8 @@ func (p *Projector) measureLag(ctx context.Context) {
 	waiting := info.NumPending + uint64(info.NumAckPending)
 	p.metrics.pending.Set(float64(waiting))
 	behind := 0.0
-	if waiting > 0 && !p.lastTime.IsZero() {
-		behind = time.Since(p.lastTime).Seconds()
+	if last := p.last.Load(); waiting > 0 && last != 0 {
+		behind = time.Since(time.Unix(0, last)).Seconds()
 	}
 	p.metrics.behind.Set(behind)
 }
