@@ -1,0 +1,128 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/runtime"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
+)
+
+// Create makes the sandbox. A sandbox that runs already is returned as it is; what an interrupted or dead one left is removed
+// first, the workspace apart. When it fails, nothing but the workspace is left.
+func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created, error) {
+	if err := checkID(spec.ID); err != nil {
+		return runtime.Created{}, err
+	}
+	unlock, err := d.lock(ctx, spec.ID)
+	if err != nil {
+		return runtime.Created{}, err
+	}
+	defer unlock()
+	if created, ok := d.running(ctx, spec.ID); ok {
+		return created, nil
+	}
+	if _, err := os.Lstat(d.dir(spec.ID)); !errors.Is(err, fs.ErrNotExist) {
+		if err := d.remove(ctx, spec.ID); err != nil {
+			return runtime.Created{}, err
+		}
+	}
+	begin := time.Now()
+	img, err := d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+	if err != nil {
+		return runtime.Created{}, err
+	}
+	imageTook := time.Since(begin)
+	space, err := d.o.Workspaces.Create(ctx, spec.ID, spec.WorkspaceBytes)
+	if err != nil {
+		return runtime.Created{}, err
+	}
+	created := runtime.Created{RuntimeID: runtimeID(spec.ID), ImageDigest: img.Digest}
+	created.Phases = []runtime.Phase{{Name: "image", Took: imageTook}, {Name: "workspace_file", Took: time.Since(begin) - imageTook}}
+	result, err := d.start(ctx, spec, img, space)
+	if err != nil {
+		// The caller's time may be over; what was started is removed all the same.
+		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		if e := d.remove(after, spec.ID); e != nil {
+			d.o.Log.Error("a failed start left something behind; the next create or destroy removes it", "sandbox", spec.ID, "error", e)
+		}
+		return runtime.Created{}, err
+	}
+	created.Phases = append(created.Phases, phases(result)...)
+	return created, nil
+}
+
+// running finds a sandbox that an earlier call has made and that lives.
+func (d *Driver) running(ctx context.Context, id string) (runtime.Created, bool) {
+	rec, err := readRecord(d.dir(id))
+	if err != nil {
+		return runtime.Created{}, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	hello, err := d.client(id).Hello(ctx, &toolboxv1.Hello{})
+	if err != nil || !hello.GetAlive() {
+		return runtime.Created{}, false
+	}
+	return runtime.Created{RuntimeID: runtimeID(id), ImageDigest: rec.ImageDigest}, true
+}
+
+func (d *Driver) start(ctx context.Context, spec runtime.Spec, img image.Image, space string) (launch.Result, error) {
+	dir := d.dir(spec.ID)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
+	}
+	if err := writeRecord(dir, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}); err != nil {
+		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
+	}
+	group, err := cgroup.Open(d.cgroupName(spec.ID))
+	if err != nil {
+		return launch.Result{}, runtimeFault("the worker has no usable cgroups", err)
+	}
+	if err := group.Save(filepath.Join(dir, groupFile)); err != nil {
+		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
+	}
+	result, err := d.launch(ctx, d.spec(spec, img, space))
+	if err != nil {
+		return launch.Result{}, err
+	}
+	if !result.OK {
+		reason := or(fault.Reason(result.Reason), fault.ReasonRuntimeFailed)
+		return launch.Result{}, fault.New(fault.Internal, reason, or(result.Message, "the sandbox could not be started on this host")).Because(errors.New(d.keeperLog(spec.ID)))
+	}
+	return result, nil
+}
+
+func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec {
+	return launch.Spec{
+		SandboxID: s.ID, RuntimeID: runtimeID(s.ID), Hostname: or(s.Hostname, "sandbox-"+ids.Short(s.ID)), Dir: d.dir(s.ID),
+		Runsc: d.o.Runsc, Toolbox: d.o.Toolbox, Rootfs: img.Rootfs, OverlayBytes: d.o.OverlayBytes,
+		Workspace: space, MountPath: or(s.MountPath, DefaultMountPath), ImageEnv: img.Env, Env: maps.Clone(s.Env),
+		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase,
+		CPUMillis: or(s.CPUMillis, DefaultCPUMillis), MemoryBytes: or(s.MemoryBytes, DefaultMemoryBytes), PIDs: or(s.PIDs, DefaultPIDs),
+		OpenFiles: d.o.OpenFiles, MaxExecs: d.o.MaxExecs, OutputCap: d.o.OutputCap, SpoolBytes: d.o.SpoolBytes,
+		Cgroup: d.cgroupName(s.ID),
+	}
+}
+
+// keeperLog is the end of what the keeper said, for our log: it holds no value of an environment.
+func (d *Driver) keeperLog(id string) string {
+	const most = 4096
+	data, err := os.ReadFile(filepath.Join(d.dir(id), logFile))
+	if err != nil {
+		return fmt.Sprintf("no keeper log: %v", err)
+	}
+	return string(data[max(0, len(data)-most):])
+}

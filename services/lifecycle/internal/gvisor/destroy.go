@@ -1,0 +1,146 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/runtime"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+)
+
+const (
+	// graceMillis is how long programs have between TERM and KILL.
+	graceMillis = 2000
+	goneTimeout = 10 * time.Second
+	removeTries = 5
+)
+
+// Destroy asks the keeper to end everything, and does it itself where there is none that answers. It returns once nothing is
+// left; an error means that something may be, and the call has to be repeated.
+func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) {
+	if err := checkID(id); err != nil {
+		return runtime.Usage{}, err
+	}
+	unlock, err := d.lock(ctx, id)
+	if err != nil {
+		return runtime.Usage{}, err
+	}
+	defer unlock()
+	if _, err := os.Lstat(d.dir(id)); errors.Is(err, fs.ErrNotExist) {
+		// The directory is made before anything else and removed after everything else.
+		return runtime.Usage{}, nil
+	}
+	usage, graceful := d.shutdown(ctx, id)
+	if !graceful {
+		usage = d.lastUsage(id)
+	}
+	if err := d.remove(ctx, id); err != nil {
+		return runtime.Usage{}, err
+	}
+	return usage, nil
+}
+
+func (d *Driver) shutdown(ctx context.Context, id string) (runtime.Usage, bool) {
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
+	defer cancel()
+	reply, err := d.client(id).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis})
+	if err != nil {
+		d.o.Log.Info("the keeper does not answer; ending the sandbox without it", "sandbox", id, "error", err)
+		return runtime.Usage{}, false
+	}
+	u := usageOf(reply.GetUsage())
+	u.Uptime = time.Duration(reply.GetUptimeMs()) * time.Millisecond
+	return u, true
+}
+
+func usageOf(m *commonv1.UsageMetrics) runtime.Usage {
+	return runtime.Usage{
+		CPUMillis: m.GetCpuMs(), MemoryPeakBytes: m.GetMemoryPeakBytes(), MemoryAvgBytes: m.GetMemoryAvgBytes(),
+		DiskReadBytes: m.GetDiskReadBytes(), DiskWriteBytes: m.GetDiskWriteBytes(), Method: "cgroup",
+	}
+}
+
+// lastUsage is what the cgroup still knows of a sandbox that lost its keeper.
+func (d *Driver) lastUsage(id string) runtime.Usage {
+	g, err := d.group(id)
+	if err != nil {
+		return runtime.Usage{}
+	}
+	s := g.Stats()
+	u := runtime.Usage{CPUMillis: uint64(s.CPU.Milliseconds()), MemoryPeakBytes: s.MemoryPeak, Method: "cgroup"}
+	if rec, err := readRecord(d.dir(id)); err == nil {
+		u.Uptime = time.Since(rec.CreatedAt)
+	}
+	return u
+}
+
+func (d *Driver) group(id string) (*cgroup.Group, error) {
+	if g, err := cgroup.Load(filepath.Join(d.dir(id), groupFile)); err == nil {
+		return g, nil
+	}
+	return cgroup.Open(d.cgroupName(id))
+}
+
+// remove ends the keeper and the sandbox by force, waits until they are gone, and removes the cgroup and the directory. Mounts and
+// loop devices belong to the mount namespace of the keeper and the sandbox and go with the last of them.
+func (d *Driver) remove(ctx context.Context, id string) error {
+	// The keeper first: it might start another process.
+	if err := endKeepers(ctx, id, goneTimeout); err != nil {
+		return runtimeFault("the sandbox's keeper does not end", err)
+	}
+	g, err := d.group(id)
+	if err != nil {
+		return runtimeFault("the sandbox's cgroup cannot be found", err)
+	}
+	for try := 1; ; try++ {
+		// A process on its way into the group may have got there after the last look.
+		err = errors.Join(g.Kill(goneTimeout), g.Remove())
+		if err == nil {
+			break
+		}
+		if try == removeTries || ctx.Err() != nil {
+			return runtimeFault("the sandbox's processes do not end", err)
+		}
+	}
+	if err := d.waitUnmounted(ctx, id); err != nil {
+		return runtimeFault("the sandbox's workspace is still in use", err)
+	}
+	if err := os.RemoveAll(d.dir(id)); err != nil {
+		return runtimeFault("the sandbox's directory cannot be removed", err)
+	}
+	return nil
+}
+
+// waitUnmounted waits until no loop device has the workspace any more: the kernel frees it shortly after the last process of the
+// mount namespace is gone. A second sandbox on a workspace that is still mounted would destroy it.
+func (d *Driver) waitUnmounted(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	path, err := filepath.EvalSymlinks(d.o.Workspaces.Path(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		device, ok := loopOf(path)
+		if !ok {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", device, ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandtrail/sandtrail/libs/ids"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/debian"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/prepare"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/client"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// programs are got once for all tests of this package; from the second run on they come from the cache.
+var programs = sync.OnceValues(func() ([2]string, error) {
+	ctx := context.Background()
+	runsc, err := prepare.Runsc(ctx, prepare.Options{})
+	if err != nil {
+		return [2]string{}, err
+	}
+	toolbox, err := prepare.Toolbox(ctx, prepare.Options{})
+	return [2]string{runsc, toolbox}, err
+})
+
+// images unpacks the built-in image once for all tests of this package.
+var images = sync.OnceValues(func() (*image.Store, error) {
+	dir, err := os.MkdirTemp("", "sandtrail-images-")
+	if err != nil {
+		return nil, err
+	}
+	return image.Open(image.Options{Dir: dir, HostIDBase: DefaultHostIDBase, Sources: map[string]image.Source{
+		debian.Reference: func(ctx context.Context, p prepare.Progress) (v1.Image, error) {
+			return debian.Build(ctx, debian.Options{Progress: p})
+		},
+	}})
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if store, err := images(); err == nil {
+		if all, err := store.List(); err == nil && len(all) > 0 {
+			_ = os.RemoveAll(filepath.Dir(filepath.Dir(all[0].Rootfs)))
+		}
+	}
+	os.Exit(code)
+}
+
+type host struct {
+	*Driver
+	state string
+}
+
+func newHost(t testing.TB, state string) *host {
+	t.Helper()
+	paths, err := programs()
+	require.NoError(t, err)
+	store, err := images()
+	require.NoError(t, err)
+	_, err = store.Ensure(t.Context(), debian.Reference, nil)
+	require.NoError(t, err)
+	spaces, err := workspace.Open(workspace.Options{Dir: filepath.Join(state, "workspaces"), UID: DefaultHostIDBase + DefaultUID, GID: DefaultHostIDBase + DefaultUID})
+	require.NoError(t, err)
+	t.Cleanup(spaces.Close)
+	d, err := New(Options{StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
+		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", Log: slog.New(slog.NewTextHandler(logTo{t}, nil))})
+	require.NoError(t, err)
+	return &host{d, state}
+}
+
+type logTo struct{ t testing.TB }
+
+func (l logTo) Write(p []byte) (int, error) {
+	l.t.Logf("%s", p)
+	return len(p), nil
+}
+
+// exec runs a shell command and collects its output to the end.
+func (h *host) exec(ctx context.Context, id, command string) (string, int, error) {
+	c := client.New(func(ctx context.Context) (net.Conn, error) { return h.Dial(ctx, id) }, "")
+	execID := ids.New()
+	_, err := c.Start(ctx, &toolboxv1.Start{ExecId: execID, Argv: []string{"/bin/sh", "-c", command}})
+	if err != nil {
+		return "", 0, err
+	}
+	stream, err := c.Attach(ctx, &toolboxv1.Attach{ExecId: execID})
+	if err != nil {
+		return "", 0, err
+	}
+	defer stream.Close()
+	var out strings.Builder
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return out.String(), 0, errors.New("the stream ended without an end of the program")
+		}
+		if err != nil {
+			return out.String(), 0, err
+		}
+		if c := e.GetData(); c.GetStream() == 1 {
+			out.Write(c.GetData())
+		}
+		if end := e.GetEnd(); end != nil {
+			return out.String(), int(end.GetExitCode()), nil
+		}
+	}
+}
+
+// leftovers looks at the host and not at what the driver remembers.
+func (h *host) leftovers(id string) []string {
+	var left []string
+	if _, err := os.Lstat(h.dir(id)); err == nil {
+		left = append(left, "directory")
+	}
+	for _, pid := range keepers(id) {
+		left = append(left, fmt.Sprintf("keeper %d", pid))
+	}
+	if g, err := cgroup.Open(h.cgroupName(id)); err == nil {
+		for _, p := range g.Procs() {
+			if _, err := os.Lstat(p); err == nil {
+				left = append(left, p)
+			}
+		}
+	}
+	if dev, ok := loopOf(h.o.Workspaces.Path(id)); ok {
+		left = append(left, dev)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), id) {
+		left = append(left, "mount")
+	}
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	for _, p := range all {
+		if line, err := os.ReadFile(p); err == nil && (strings.Contains(string(line), runtimeID(id)) || strings.Contains(string(line), id)) {
+			left = append(left, p+": "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return left
+}
+
+func bounded(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
