@@ -1,0 +1,206 @@
+// Package app is lifecycle: it decides about sandboxes (scheduler role), and makes, watches and ends them on its host (worker
+// role).
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/projection"
+	"github.com/sandtrail/sandtrail/libs/runtime"
+	"github.com/sandtrail/sandtrail/libs/sandbox/views"
+	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	"github.com/sandtrail/sandtrail/libs/worker"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/materialise"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/reconcile"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/scheduler"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/view"
+)
+
+// service is the name in metrics, dead letters and actors.
+const service = "lifecycle"
+
+// Events is a log that can also tell whose sandbox an id is.
+type Events interface {
+	eventlog.Log
+	reconcile.Finder
+}
+
+// Deps are what lifecycle needs from whoever composes it.
+type Deps struct {
+	NC       *nats.Conn
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+	Topology topology.Options
+	// Driver runs the sandboxes; nil is gVisor on this host as Config.Driver says.
+	Driver runtime.Driver
+	// Events is the log; nil is the one on NC.
+	Events Events
+	// Now is the clock of every decision; nil is the system's.
+	Now func() time.Time
+}
+
+// App is a lifecycle service.
+type App struct {
+	cfg  Config
+	log  *slog.Logger
+	js   jetstream.JetStream
+	reg  prometheus.Registerer
+	live *views.Set
+	view *projection.Runner
+
+	workers   *scheduler.Workers
+	scheduler *scheduler.Scheduler
+
+	role      *materialise.Role
+	reconcile *reconcile.Reconciler
+	heartbeat materialise.Heartbeat
+}
+
+// New checks the configuration and builds the roles. The streams must exist; the worker's consumers are made here.
+func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("lifecycle configuration: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	js, err := jetstream.New(d.NC)
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	if d.Events == nil {
+		d.Events = jslog.New(js)
+	}
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	if d.Registry == nil {
+		d.Registry = prometheus.NewRegistry()
+	}
+	a := &App{cfg: cfg, log: d.Log.With("service", service), js: js, reg: d.Registry, live: views.New(d.Log, views.Live)}
+	projected, err := view.New(ctx, js, d.Events, a.log)
+	if err != nil {
+		return nil, err
+	}
+	a.view = projection.New(js, projected, projection.Options{Log: a.log, Registerer: a.reg})
+	places, err := scheduler.NewPlaces(ctx, js, d.Now)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.has(RoleScheduler) {
+		a.workers = scheduler.NewWorkers(a.log, d.Now)
+		a.scheduler, err = scheduler.New(ctx, scheduler.Config{
+			MaxPerTenant: cfg.MaxPerTenant, StartDeadline: cfg.StartDeadline, WorkerWait: cfg.WorkerWait, Limits: cfg.limits(),
+		}, d.NC, js, d.Events, places, a.workers, a.log, d.Now)
+		if err != nil {
+			return nil, err
+		}
+	}
+	if cfg.has(RoleWorker) {
+		if err := a.newWorker(ctx, d, places); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) error {
+	cfg := a.cfg
+	if err := topology.EnsureWorker(ctx, a.js, cfg.Worker, d.Topology); err != nil {
+		return fmt.Errorf("make the consumers of worker %s: %w", cfg.Worker, err)
+	}
+	key, err := seal.Load(cfg.SealKeyFile)
+	if err != nil {
+		return fmt.Errorf("load the seal key: %w", err)
+	}
+	driver := d.Driver
+	if driver == nil {
+		if driver, err = newDriver(ctx, cfg, a.log); err != nil {
+			return err
+		}
+	}
+	busy := materialise.NewBusy()
+	a.role = materialise.New(materialise.Config{
+		Name: cfg.Worker, StartDeadline: cfg.StartDeadline, KeepWorkspace: cfg.KeepWorkspace, EndTimeout: cfg.EndTimeout,
+	}, d.NC, d.Events, driver, key, places, busy, a.log, d.Now)
+	a.reconcile = reconcile.New(reconcile.Config{
+		Worker: cfg.Worker, Every: cfg.ReconcileEvery, SampleEvery: cfg.SampleEvery, StartDeadline: cfg.StartDeadline,
+		OrphanGrace: cfg.OrphanGrace, WorkspaceGrace: cfg.KeepWorkspace,
+	}, d.Events, d.Events, driver, a.role, busy, a.live, a.log, d.Now)
+	a.heartbeat = materialise.Heartbeat{
+		Status: &commandsv1.WorkerStatus{
+			Worker: cfg.Worker, Driver: cfg.Driver.name(), Region: cfg.Region, CpuMillis: uint64(cfg.MaxCPUMillis),
+			MemoryBytes: cfg.MaxMemoryBytes, MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
+		},
+		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
+	}
+	return nil
+}
+
+// Run works until ctx ends or a role cannot go on. Commands under way are left to be repeated; sandboxes go on.
+func (a *App) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.live.Run(ctx, a.js) })
+	g.Go(func() error { return a.view.Run(ctx) })
+	if a.scheduler != nil {
+		g.Go(func() error { return a.workers.Run(ctx, a.js) })
+		g.Go(func() error { return a.consume(ctx, topology.ConsumerScheduler, a.scheduler.Handle) })
+		g.Go(func() error { return a.sweep(ctx) })
+	}
+	if a.role != nil {
+		g.Go(func() error { return a.heartbeat.Run(ctx, a.js) })
+		g.Go(func() error { return a.consume(ctx, topology.ConsumerWorker(a.cfg.Worker), a.role.Handle) })
+		g.Go(func() error { return a.reconcile.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+func (a *App) consume(ctx context.Context, consumer string, h worker.Handler) error {
+	err := worker.Run(ctx, a.js, worker.Config{
+		Service: service, Stream: topology.StreamCommands, Consumer: consumer, Lanes: a.cfg.Lanes,
+		Log: a.log, Registerer: a.reg, Backoff: slices.Clone(backoff), MaxAttempts: maxAttempts,
+	}, h)
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("consume %s: %w", consumer, err)
+	}
+	return nil
+}
+
+// A command that fails this often over about ten minutes goes to the dead letters. What it left half done is then up to the
+// reconciler, which never gives up.
+var backoff = []time.Duration{
+	50 * time.Millisecond, 200 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+}
+
+const maxAttempts = 25
+
+func (a *App) sweep(ctx context.Context) error {
+	select {
+	case <-a.live.Ready():
+	case <-ctx.Done():
+		return nil
+	}
+	tick := time.NewTicker(a.cfg.SweepEvery)
+	defer tick.Stop()
+	for {
+		if err := a.scheduler.Sweep(ctx, a.live); err != nil && ctx.Err() == nil {
+			a.log.Warn("the sweep was incomplete", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package app_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/runtime"
+)
+
+// host is the world that a driver works on; it outlives the processes that use it.
+type host struct {
+	mu    sync.Mutex
+	boxes map[string]*box
+	disks map[string]bool
+	// made counts the sandboxes that were ever begun, by id: more than one at a time would be found here.
+	made map[string]int
+
+	// Faults: create runs in the middle of a create, destroy before an end; an error fails it.
+	create  func(ctx context.Context, id string) error
+	destroy func(id string) error
+}
+
+type box struct {
+	spec   runtime.Spec
+	whole  bool
+	dead   bool
+	reason fault.Reason
+}
+
+func newHost() *host {
+	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, made: map[string]int{}}
+}
+
+func (h *host) with(f func(*host)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f(h)
+}
+
+func (h *host) ids() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Sorted(maps.Keys(h.boxes))
+}
+
+func (h *host) spec(id string) runtime.Spec {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b := h.boxes[id]; b != nil {
+		return b.spec
+	}
+	return runtime.Spec{}
+}
+
+// driver is one process's way to the host. at is asked at every step; an error there is the death of the process.
+type driver struct {
+	host *host
+	at   func(step string) error
+}
+
+func (d *driver) Create(ctx context.Context, s runtime.Spec) (runtime.Created, error) {
+	if err := d.at("before create"); err != nil {
+		return runtime.Created{}, err
+	}
+	h := d.host
+	var hook func(context.Context, string) error
+	h.with(func(h *host) {
+		hook = h.create
+		if h.boxes[s.ID] == nil {
+			h.boxes[s.ID] = &box{spec: s}
+			h.made[s.ID]++
+		}
+		h.disks[s.ID] = true
+	})
+	if err := d.at("half created"); err != nil {
+		return runtime.Created{}, err
+	}
+	if hook != nil {
+		if err := hook(ctx, s.ID); err != nil {
+			return runtime.Created{}, err
+		}
+	}
+	h.with(func(h *host) { h.boxes[s.ID].whole = true })
+	if err := d.at("created"); err != nil {
+		return runtime.Created{}, err
+	}
+	return runtime.Created{
+		RuntimeID: "st" + s.ID, ImageDigest: "sha256:1", Phases: []runtime.Phase{{Name: "run", Took: 1500 * time.Microsecond}},
+	}, nil
+}
+
+func (d *driver) Destroy(_ context.Context, id string) (runtime.Usage, error) {
+	if err := d.at("before destroy"); err != nil {
+		return runtime.Usage{}, err
+	}
+	var used runtime.Usage
+	var err error
+	d.host.with(func(h *host) {
+		if h.destroy != nil {
+			if err = h.destroy(id); err != nil {
+				return
+			}
+		}
+		if h.boxes[id] != nil {
+			used.CPUMillis = 42
+		}
+		delete(h.boxes, id)
+	})
+	if err != nil {
+		return runtime.Usage{}, err
+	}
+	return used, d.at("destroyed")
+}
+
+func (d *driver) DeleteWorkspace(_ context.Context, id string) error {
+	var err error
+	d.host.with(func(h *host) {
+		if h.boxes[id] != nil {
+			err = fault.New(fault.Conflict, fault.ReasonConflict, "it still exists")
+			return
+		}
+		delete(h.disks, id)
+	})
+	return err
+}
+
+func (d *driver) status(id string, b *box) runtime.Status {
+	st := runtime.Status{ID: id, Exists: b != nil}
+	if b != nil {
+		st.Tenant, st.Alive, st.Reason = b.spec.Tenant, b.whole && !b.dead, string(b.reason)
+	}
+	return st
+}
+
+func (d *driver) Inspect(_ context.Context, id string) (runtime.Status, error) {
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	return d.status(id, d.host.boxes[id]), nil
+}
+
+func (d *driver) List(context.Context) ([]runtime.Status, error) {
+	if err := d.at("list"); err != nil {
+		return nil, err
+	}
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	var all []runtime.Status
+	for id, b := range d.host.boxes {
+		all = append(all, d.status(id, b))
+	}
+	return all, nil
+}
+
+func (d *driver) Workspaces(context.Context) ([]string, error) {
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	return slices.Collect(maps.Keys(d.host.disks)), nil
+}
+
+func (d *driver) Dial(context.Context, string) (net.Conn, error) {
+	return nil, errors.New("nobody dials here")
+}
+
+func (d *driver) Stats(_ context.Context, id string) (runtime.Usage, error) {
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	if d.host.boxes[id] == nil {
+		return runtime.Usage{}, fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "gone")
+	}
+	return runtime.Usage{CPUMillis: 21, MemoryPeakBytes: 1 << 20}, nil
+}

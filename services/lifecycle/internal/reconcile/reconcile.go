@@ -1,0 +1,356 @@
+// Package reconcile brings a worker's sandboxes and the log back in line: what the log says lives must live, what it says is
+// over must be gone, what nobody asked for is removed, and what is over time is ended. It finds what no command came for:
+// deaths, missed ends, work left half done by a process that was killed.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/runtime"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/sandbox/views"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/materialise"
+)
+
+// Config of the reconciler.
+type Config struct {
+	Worker string
+	Every  time.Duration
+	// SampleEvery is how often the usage of each sandbox is recorded at first; 0 is never.
+	SampleEvery time.Duration
+	// StartDeadline is how long a create may take, from its request on.
+	StartDeadline time.Duration
+	// OrphanGrace is how long something that the log does not know is left alone after it was first seen.
+	OrphanGrace time.Duration
+	// WorkspaceGrace is OrphanGrace for workspaces, which hold data.
+	WorkspaceGrace time.Duration
+}
+
+// Finder tells whose sandbox an id is.
+type Finder interface {
+	// Find gives fault.NotFound for one that the log does not know.
+	Find(ctx context.Context, filter string) (subject.Aggregate, error)
+}
+
+// Reconciler of one worker.
+type Reconciler struct {
+	cfg    Config
+	log    *slog.Logger
+	events eventlog.Log
+	find   Finder
+	driver runtime.Driver
+	role   *materialise.Role
+	busy   *materialise.Busy
+	live   *views.Set
+	now    func() time.Time
+
+	// seen is when an orphan was first seen, sampled when usage was recorded last; both hold only what still exists.
+	seen    map[string]time.Time
+	sampled map[string]time.Time
+	count   atomic.Int64
+	// pass keeps passes apart: Run and a test may both ask for one.
+	pass sync.Mutex
+}
+
+// New makes a reconciler; live must be running.
+func New(
+	cfg Config, events eventlog.Log, find Finder, driver runtime.Driver, role *materialise.Role, busy *materialise.Busy, live *views.Set,
+	log *slog.Logger, now func() time.Time,
+) *Reconciler {
+	return &Reconciler{
+		cfg: cfg, log: log, events: events, find: find, driver: driver, role: role, busy: busy, live: live, now: now,
+		seen: map[string]time.Time{}, sampled: map[string]time.Time{},
+	}
+}
+
+// Sandboxes is how many exist on this worker, as of the last pass.
+func (r *Reconciler) Sandboxes() int { return int(r.count.Load()) }
+
+// Run makes a pass at once and then every Config.Every until ctx ends. A pass that fails is logged; the next one tries again.
+func (r *Reconciler) Run(ctx context.Context) error {
+	select {
+	case <-r.live.Ready():
+	case <-ctx.Done():
+		return nil
+	}
+	tick := time.NewTicker(r.cfg.Every)
+	defer tick.Stop()
+	for {
+		if err := r.Pass(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("reconciling was incomplete", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Pass looks at every sandbox of this worker once. One that cannot be put right does not keep the others from it.
+func (r *Reconciler) Pass(ctx context.Context) error {
+	r.pass.Lock()
+	defer r.pass.Unlock()
+	found, err := r.driver.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list the sandboxes of this worker: %w", err)
+	}
+	r.count.Store(int64(len(found)))
+	here := make(map[string]runtime.Status, len(found))
+	for _, st := range found {
+		here[st.ID] = st
+	}
+	var errs []error
+	for _, v := range r.live.All() {
+		if v.GetWorker() != r.cfg.Worker {
+			continue
+		}
+		id := v.GetSandboxId()
+		st, exists := here[id]
+		delete(here, id)
+		if r.settled(v, st, exists) {
+			continue
+		}
+		errs = append(errs, r.attend(ctx, id, func() error { return r.known(ctx, v.GetTenantId(), id) }))
+	}
+	for id, st := range here {
+		errs = append(errs, r.attend(ctx, id, func() error { return r.stray(ctx, st) }))
+	}
+	r.forget(here)
+	errs = append(errs, r.workspaces(ctx))
+	return errors.Join(errs...)
+}
+
+// attend does something unless a command is doing something with the same sandbox.
+func (r *Reconciler) attend(ctx context.Context, id string, do func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	free, ok := r.busy.Try(id)
+	if !ok {
+		return nil
+	}
+	defer free()
+	if err := do(); err != nil {
+		return fmt.Errorf("sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// settled reports that view and driver agree and nothing is due, so that the log need not be read.
+func (r *Reconciler) settled(v *commandsv1.SandboxView, st runtime.Status, exists bool) bool {
+	s := sandbox.FromView(v)
+	now := r.now()
+	switch {
+	case s.Expired(now):
+		return false
+	case s.State == sandbox.Ready:
+		return exists && st.Alive && !r.sampleDue(s, now)
+	case s.State == sandbox.Failed:
+		return !exists
+	case s.State == sandbox.Destroying:
+		return false
+	default:
+		return now.Before(s.CreatedAt.Add(r.cfg.StartDeadline))
+	}
+}
+
+// known puts a sandbox right that the views have as living here.
+func (r *Reconciler) known(ctx context.Context, tenant, id string) error {
+	s, err := history.Load(ctx, r.events, tenant, id)
+	if err != nil || s.Worker != r.cfg.Worker {
+		return err
+	}
+	now := r.now()
+	m := history.Meta{Actor: history.Actor, Cause: ids.Derive("reconcile", id, fmt.Sprint(s.Seq)), Time: now}
+	switch {
+	case s.State == sandbox.Destroyed:
+		return nil
+	case s.State == sandbox.Destroying:
+		return r.role.Teardown(ctx, s, m)
+	case s.Expired(now):
+		return r.expire(ctx, s, m)
+	case s.State == sandbox.Failed:
+		return r.role.Clear(ctx, s)
+	case s.State == sandbox.Ready:
+		return r.ready(ctx, s, m)
+	case s.State == sandbox.Stopped:
+		return nil
+	case now.Before(s.CreatedAt.Add(r.cfg.StartDeadline)):
+		return nil
+	}
+	return r.role.Fail(ctx, s, m, fault.ReasonStartDeadline, s.State, fmt.Sprintf("it was not up within %s", r.cfg.StartDeadline))
+}
+
+func (r *Reconciler) expire(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
+	s, err := history.Record(ctx, r.events, s.Tenant, s.ID, "destroying", m, func(s sandbox.Sandbox) sandbox.Command {
+		if !s.Expired(m.Time) {
+			return nil
+		}
+		return sandbox.Destroy{Reason: sandbox.ReasonExpired}
+	})
+	if err != nil {
+		return err
+	}
+	return r.role.Teardown(ctx, s, m)
+}
+
+// ready looks whether a sandbox that should live does, and samples its usage.
+func (r *Reconciler) ready(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
+	st, err := r.driver.Inspect(ctx, s.ID)
+	if err != nil {
+		return fmt.Errorf("inspect: %w", err)
+	}
+	if !st.Alive {
+		reason, message := fault.Reason(st.Reason), st.Message
+		if reason == "" {
+			reason = fault.ReasonSandboxLost
+		}
+		if message == "" {
+			message = "it ended by itself"
+		}
+		r.log.Warn("sandbox lost", "tenant", s.Tenant, "sandbox", s.ID, "reason", reason)
+		return r.role.Fail(ctx, s, m, reason, sandbox.Ready, message)
+	}
+	if !r.sampleDue(s, m.Time) {
+		return nil
+	}
+	used, err := r.driver.Stats(ctx, s.ID)
+	if err != nil {
+		return fmt.Errorf("measure: %w", err)
+	}
+	_, err = history.Record(ctx, r.events, s.Tenant, s.ID, "sampled", m, func(sandbox.Sandbox) sandbox.Command {
+		return sandbox.SampleUsage{At: m.Time, Usage: materialise.Metrics(used)}
+	})
+	if err == nil {
+		r.sampled[s.ID] = m.Time
+	}
+	return err
+}
+
+func (r *Reconciler) sampleDue(s sandbox.Sandbox, now time.Time) bool {
+	if r.cfg.SampleEvery == 0 || s.State != sandbox.Ready {
+		return false
+	}
+	last, ok := r.sampled[s.ID]
+	if !ok {
+		// After a restart the last sample is in the view's uptime; a sandbox without one counts from its start.
+		last = s.RunningSince.Add(max(0, s.Uptime-s.PastUptime))
+	}
+	// The older a sandbox, the rarer its samples, so that a life of weeks has hundreds of them and not tens of thousands: a death
+	// loses at most a twentieth of the usage, or an hour's.
+	every := max(r.cfg.SampleEvery, min(s.UptimeAt(now)/20, max(r.cfg.SampleEvery, time.Hour)))
+	return now.Sub(last) >= every
+}
+
+// stray looks at something on this worker that no view has as living here: it is over, or the view is late, or it is an orphan.
+func (r *Reconciler) stray(ctx context.Context, st runtime.Status) error {
+	s, err := r.lookup(ctx, st)
+	if err != nil {
+		return err
+	}
+	switch {
+	case s.Exists() && s.Worker == r.cfg.Worker && !s.Over():
+		return nil
+	case s.Exists() && s.Worker == r.cfg.Worker:
+		r.log.Info("removing what was left of a sandbox that is over", "sandbox", st.ID, "state", s.State)
+		return r.role.Clear(ctx, s)
+	case !r.old(st.ID, r.cfg.OrphanGrace):
+		return nil
+	}
+	r.log.Warn("removing a sandbox that the log does not know", "sandbox", st.ID, "tenant", st.Tenant)
+	_, err = r.driver.Destroy(ctx, st.ID)
+	return err
+}
+
+// lookup finds the sandbox behind an id; one that the log does not know has no state.
+func (r *Reconciler) lookup(ctx context.Context, st runtime.Status) (sandbox.Sandbox, error) {
+	agg, err := r.find.Find(ctx, subject.AnyTenantSandbox(st.ID))
+	if fault.CodeOf(err) == fault.NotFound {
+		return sandbox.Sandbox{}, nil
+	}
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return history.Load(ctx, r.events, agg.Tenant, agg.ID)
+}
+
+// workspaces removes those that the log neither knows nor released, long after they were first seen.
+func (r *Reconciler) workspaces(ctx context.Context) error {
+	all, err := r.driver.Workspaces(ctx)
+	if err != nil {
+		return fmt.Errorf("list the workspaces of this worker: %w", err)
+	}
+	here := make(map[string]bool, len(all))
+	var errs []error
+	for _, id := range all {
+		key := "workspace " + id
+		here[key] = true
+		if _, live := r.live.Get(id); live || !subject.ValidToken(id) {
+			continue
+		}
+		if first, ok := r.seen[key]; ok && first.IsZero() {
+			continue
+		}
+		errs = append(errs, r.attend(ctx, id, func() error { return r.workspace(ctx, id, key) }))
+	}
+	for key := range r.seen {
+		if len(key) > len("workspace ") && key[:len("workspace ")] == "workspace " && !here[key] {
+			delete(r.seen, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
+	s, err := r.lookup(ctx, runtime.Status{ID: id})
+	if err != nil {
+		return err
+	}
+	if s.Exists() {
+		// The log knows it, so it is removed by command when its time has come. The zero time says that it was looked up.
+		r.seen[key] = time.Time{}
+		return nil
+	}
+	if !r.old(key, r.cfg.WorkspaceGrace) {
+		return nil
+	}
+	r.log.Warn("removing a workspace that the log does not know", "sandbox", id)
+	return r.driver.DeleteWorkspace(ctx, id)
+}
+
+// old reports whether something was first seen at least grace ago.
+func (r *Reconciler) old(key string, grace time.Duration) bool {
+	now := r.now()
+	first, ok := r.seen[key]
+	if !ok {
+		r.seen[key], first = now, now
+	}
+	return now.Sub(first) >= grace
+}
+
+// forget drops what is kept about sandboxes that are no longer here.
+func (r *Reconciler) forget(strays map[string]runtime.Status) {
+	for key := range r.seen {
+		if _, ok := strays[key]; !ok && ids.Valid(key) {
+			delete(r.seen, key)
+		}
+	}
+	for id := range r.sampled {
+		if _, ok := r.live.Get(id); !ok {
+			delete(r.sampled, id)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
+)
+
+// create decides a create, records it and hands it to its worker. It returns the sequence of the aggregate's last event.
+func (s *Scheduler) create(ctx context.Context, cmd *commandsv1.SandboxCommand, c *commandsv1.CreateSandbox, attempt int) (uint64, error) {
+	sb, err := history.Load(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId())
+	if err != nil {
+		return 0, err
+	}
+	if !sb.Exists() {
+		if attempt > 1 {
+			if err := s.earlier(ctx, cmd); err != nil {
+				return 0, err
+			}
+		}
+		if sb, err = s.accept(ctx, cmd, c); err != nil {
+			if final(err) {
+				return 0, s.refuse(ctx, cmd, err)
+			}
+			return 0, err
+		}
+	}
+	if sb.CommandID != cmd.GetCommandId() {
+		return sb.Seq, fault.Newf(fault.Conflict, fault.ReasonConflict, "sandbox %s exists already", sb.ID)
+	}
+	if sb.State != sandbox.Requested && sb.State != sandbox.Scheduled {
+		return sb.Seq, nil
+	}
+	return sb.Seq, s.send(ctx, sb.Worker, &commandsv1.WorkerCommand{
+		CommandId: ids.Derive("materialise", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID,
+		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
+		Command: &commandsv1.WorkerCommand_Materialise{Materialise: &commandsv1.Materialise{SealedEnv: c.GetSealedEnv()}},
+	})
+}
+
+// accept takes the places, records the request and gives the places back when it is refused.
+func (s *Scheduler) accept(ctx context.Context, cmd *commandsv1.SandboxCommand, c *commandsv1.CreateSandbox) (sandbox.Sandbox, error) {
+	limits, workspace, err := s.cfg.Limits.apply(c)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	meta := s.meta(cmd)
+	create := sandbox.Create{
+		CommandID: cmd.GetCommandId(), At: meta.Time, SandboxID: cmd.GetSandboxId(),
+		SessionID: c.GetSessionId(), OrgID: c.GetOrgId(), Image: c.GetImage(), Workspace: workspace, Limits: limits,
+		EnvKeys: c.GetEnvKeys(), Labels: c.GetLabels(), Placement: placement,
+	}
+	agg := subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId())
+	h, err := eventlog.Execute(ctx, s.events, agg, func(h eventlog.History) ([]envelope.Event, error) {
+		sb, err := sandbox.Fold(h)
+		if err != nil {
+			return nil, err
+		}
+		bodies, err := sandbox.Decide(sb, create)
+		if err != nil {
+			return nil, err
+		}
+		return history.Events(meta, cmd.GetCommandId(), cmd.GetTenantId(), bodies...), nil
+	})
+	if err != nil {
+		// Only a definite refusal frees the places: where the log did not answer, the request may be recorded.
+		if final(err) {
+			if freed := s.places.Release(ctx, cmd.GetTenantId(), placement.GetWorker(), cmd.GetSandboxId()); freed != nil {
+				s.log.Warn("places of a refused sandbox stay taken until the next sweep", "sandbox", cmd.GetSandboxId(), "error", freed)
+			}
+		}
+		return sandbox.Sandbox{}, err
+	}
+	return sandbox.Fold(h)
+}
+
+// place chooses the worker with the fewest sandboxes among those that fit and takes the tenant's and the worker's place.
+func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *eventsv1.Limits) (*eventsv1.Placement, error) {
+	fresh, err := s.awaitWorkers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	fit := slices.DeleteFunc(slices.Clone(fresh), func(w *commandsv1.WorkerStatus) bool {
+		return limits.GetMemoryBytes() > w.GetMemoryBytes() || limits.GetCpuMillis() > 0 && uint64(limits.GetCpuMillis()) > w.GetCpuMillis()
+	})
+	if len(fit) == 0 {
+		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonNoWorker,
+			"none of the %d workers is large enough for %d millicores and %d bytes of memory", len(fresh), limits.GetCpuMillis(), limits.GetMemoryBytes())
+	}
+	if err := s.takeOfTenant(ctx, tenant, id); err != nil {
+		return nil, err
+	}
+	placement, err := s.takeOfWorker(ctx, tenant, id, fit, len(fresh))
+	if err != nil && s.cfg.MaxPerTenant > 0 {
+		return nil, errors.Join(err, s.places.Free(ctx, OfTenant(tenant), id))
+	}
+	return placement, err
+}
+
+func (s *Scheduler) awaitWorkers(ctx context.Context) ([]*commandsv1.WorkerStatus, error) {
+	deadline := time.NewTimer(s.cfg.WorkerWait)
+	defer deadline.Stop()
+	for {
+		fresh, changed := s.workers.Fresh()
+		if len(fresh) > 0 {
+			return fresh, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-deadline.C:
+			return nil, fault.New(fault.Unavailable, fault.ReasonNoWorker, "no worker is running").WithRetry(5 * time.Second)
+		}
+	}
+}
+
+func (s *Scheduler) takeOfTenant(ctx context.Context, tenant, id string) error {
+	if s.cfg.MaxPerTenant == 0 {
+		return nil
+	}
+	err := s.places.Take(ctx, OfTenant(tenant), tenant, id, s.cfg.MaxPerTenant)
+	var full *ErrFull
+	if errors.As(err, &full) {
+		return fault.Newf(fault.ResourceExhausted, fault.ReasonQuota,
+			"tenant %s is at its limit of %d sandboxes (max_sandboxes_per_tenant); destroy one of them first: %s",
+			tenant, full.Limit, list(full.Holders, 5))
+	}
+	return err
+}
+
+func (s *Scheduler) takeOfWorker(ctx context.Context, tenant, id string, fit []*commandsv1.WorkerStatus, of int) (*eventsv1.Placement, error) {
+	type candidate struct {
+		*commandsv1.WorkerStatus
+		used int
+	}
+	candidates := make([]candidate, 0, len(fit))
+	for _, w := range fit {
+		holders, err := s.places.Holders(ctx, OfWorker(w.GetWorker()))
+		if err != nil {
+			return nil, err
+		}
+		if _, ok := holders[id]; ok {
+			// An earlier attempt at this very create chose it.
+			return placement(w, len(holders), len(fit), of), nil
+		}
+		candidates = append(candidates, candidate{w, len(holders)})
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.used - b.used })
+	total := 0
+	for _, c := range candidates {
+		err := s.places.Take(ctx, OfWorker(c.GetWorker()), tenant, id, int(c.GetMaxSandboxes()))
+		var full *ErrFull
+		if errors.As(err, &full) {
+			total += full.Limit
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return placement(c.WorkerStatus, c.used+1, len(fit), of), nil
+	}
+	// Whose sandboxes fill the workers is not for a tenant to know.
+	return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonQuota,
+		"all %d places on %d workers are taken (max_sandboxes); try again when a sandbox has ended", total, len(fit)).WithRetry(10 * time.Second)
+}
+
+func placement(w *commandsv1.WorkerStatus, used, fit, of int) *eventsv1.Placement {
+	return &eventsv1.Placement{
+		Worker: w.GetWorker(), Driver: w.GetDriver(), Region: w.GetRegion(),
+		Reasons: []string{
+			fmt.Sprintf("%d of %d workers fit", fit, of),
+			fmt.Sprintf("fewest sandboxes: %d of %d places with this one", used, w.GetMaxSandboxes()),
+		},
+	}
+}
+
+func refusalKey(cmd *commandsv1.SandboxCommand) string {
+	return cmd.GetTenantId() + ".refused." + ids.Derive("refused", cmd.GetCommandId())
+}
+
+// refuse remembers a refusal before it is answered. Without that, a delivery repeated behind a lost acknowledgement might
+// make the sandbox that its asker was told does not exist.
+func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, refusal error) error {
+	detail, _ := fault.Detail(refusal)
+	data, err := proto.Marshal(detail)
+	if err != nil {
+		return fmt.Errorf("encode the refusal: %w", err)
+	}
+	if _, err := s.refused.Put(ctx, refusalKey(cmd), data); err != nil {
+		return unavailable(fmt.Errorf("remember the refusal: %w", err))
+	}
+	return refusal
+}
+
+// earlier is the refusal that an earlier delivery of this command was answered with; nil without one.
+func (s *Scheduler) earlier(ctx context.Context, cmd *commandsv1.SandboxCommand) error {
+	e, err := s.refused.Get(ctx, refusalKey(cmd))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	}
+	if err != nil {
+		return unavailable(fmt.Errorf("read earlier refusals: %w", err))
+	}
+	detail := &commonv1.ErrorDetail{}
+	if err := proto.Unmarshal(e.Value(), detail); err != nil {
+		return fmt.Errorf("read an earlier refusal: %w", err)
+	}
+	return fault.FromDetail(detail)
+}

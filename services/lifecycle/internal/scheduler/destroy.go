@@ -1,0 +1,36 @@
+package scheduler
+
+import (
+	"context"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
+)
+
+// destroy records that a sandbox ends and hands it to its worker. A worker that ends it already, or has ended it, is told again
+// and finds nothing to do.
+func (s *Scheduler) destroy(ctx context.Context, cmd *commandsv1.SandboxCommand, reason string) (uint64, error) {
+	sb, err := history.Record(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId(), "destroying", s.meta(cmd),
+		func(sb sandbox.Sandbox) sandbox.Command {
+			// Whoever asks because the time is over must be right about it at the moment of the decision.
+			if reason == sandbox.ReasonExpired && !sb.Expired(s.now()) {
+				return nil
+			}
+			return sandbox.Destroy{Reason: reason}
+		})
+	if err != nil || sb.State != sandbox.Destroying {
+		return sb.Seq, err
+	}
+	return sb.Seq, s.send(ctx, sb.Worker, &commandsv1.WorkerCommand{
+		CommandId: ids.Derive("teardown", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID,
+		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
+		Command: &commandsv1.WorkerCommand_Teardown{Teardown: &commandsv1.Teardown{Reason: reason}},
+	})
+}
+
+func inject(ctx context.Context, h nats.Header) { telemetry.Inject(ctx, h) }
