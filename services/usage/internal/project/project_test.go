@@ -306,8 +306,9 @@ func TestWhatHappensWhileClickHouseIsDownIsNotLost(t *testing.T) {
 	for i := 1; i < 10; i++ {
 		publish(t, n.JS, life(t, i, 30)...)
 	}
-	require.Eventually(t, func() bool { return value(t, metrics, "sandtrail_usage_retries_total") >= 2 }, patience, 50*time.Millisecond)
-	require.Positive(t, value(t, metrics, "sandtrail_usage_pending_events"))
+	require.Eventually(t, func() bool {
+		return value(t, metrics, "sandtrail_usage_retries_total") >= 2 && value(t, metrics, "sandtrail_usage_pending_events") > 0
+	}, patience, 50*time.Millisecond)
 
 	e = enginetest.Start(t, dir, native, web)
 	sink.to.Store(enginetest.Open(t, e.URL()))
