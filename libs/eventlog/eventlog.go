@@ -46,11 +46,14 @@ type Entry struct {
 // Every method gives fault.Unavailable with ReasonLogUnavailable when the log cannot be reached, and ReasonLogFull when it
 // refuses for lack of room.
 type Log interface {
-	// Append records events behind after and returns them as recorded. ErrConflict: after is not the tail. An append whose
-	// acknowledgement was lost counts as done when its ids are found at the tail, so Append of the same events may be
-	// repeated. One event costs one publish; several of one aggregate are an atomic batch.
+	// Append records events behind after and returns them as recorded. ErrConflict: after is not the tail, and nothing was
+	// recorded. Events count as done when their ids stand directly behind after, so an append may be repeated, also when its
+	// acknowledgement was lost and others have appended since; what stands in the log is returned. An id that stands anywhere
+	// else is fault.Internal: one id is one fact. One event costs one publish; several are an atomic batch. Messages says how
+	// events are completed and which are refused.
 	Append(ctx context.Context, agg subject.Aggregate, after Tail, events ...envelope.Event) ([]envelope.Recorded, error)
-	// AppendBatch records the events of several aggregates, all or none. About 12 ms on a single server: not for hot paths.
+	// AppendBatch records the events of several aggregates, all or none, under the rules of Append. 2 to 12 ms on a single
+	// server: not for hot paths.
 	AppendBatch(ctx context.Context, entries ...Entry) ([]envelope.Recorded, error)
 	// Load reads an aggregate's whole history; an unknown aggregate has an empty one.
 	Load(ctx context.Context, agg subject.Aggregate) (History, error)

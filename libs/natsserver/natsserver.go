@@ -44,6 +44,8 @@ type Options struct {
 	Port int
 	// Name of the server, unique in its cluster. By default a random one.
 	Name string
+	// Token is asked of every connection; "" asks for none, and then whoever reaches the port may do everything.
+	Token string
 	// SyncInterval is how often streams are flushed to the disk; 0 leaves the server's two minutes. What was acknowledged since
 	// the last flush outlives a crash of the process but not one of the machine.
 	SyncInterval time.Duration
@@ -71,9 +73,10 @@ type Cluster struct {
 
 // Server is a running server.
 type Server struct {
-	ns   *server.Server
-	lock *os.File
-	once sync.Once
+	ns    *server.Server
+	token string
+	lock  *os.File
+	once  sync.Once
 }
 
 // Start starts a server and returns when it takes connections and JetStream works; in a cluster JetStream still has to elect
@@ -97,7 +100,7 @@ func Start(o Options) (*Server, error) {
 	}
 	log := newLogger(o.Log)
 	ns.SetLoggerV2(log, false, false, false)
-	s := &Server{ns: ns, lock: lock}
+	s := &Server{ns: ns, token: o.Token, lock: lock}
 	if err := s.run(so, log); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("start nats server: %w", err)
@@ -167,6 +170,7 @@ func (o Options) server() (*server.Options, error) {
 		Host:                   orDefault(o.Host, "127.0.0.1"),
 		Port:                   o.Port,
 		DontListen:             o.Port == 0,
+		Authorization:          o.Token,
 		JetStream:              true,
 		StoreDir:               o.Dir,
 		SyncInterval:           o.SyncInterval,
@@ -222,9 +226,13 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// Connect connects without a socket. The connection survives no restart of the server.
+// Connect connects without a socket, with the token. The connection survives no restart of the server.
 func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
-	nc, err := nats.Connect("", append([]nats.Option{nats.InProcessServer(s)}, opts...)...)
+	own := []nats.Option{nats.InProcessServer(s)}
+	if s.token != "" {
+		own = append(own, nats.Token(s.token))
+	}
+	nc, err := nats.Connect("", append(own, opts...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the nats server of this process: %w", err)
 	}

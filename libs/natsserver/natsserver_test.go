@@ -101,6 +101,21 @@ func TestDirectoryInUse(t *testing.T) {
 	require.ErrorContains(t, err, "stream directory")
 }
 
+func TestTokenIsRequired(t *testing.T) {
+	s := start(t, natsserver.Options{Port: -1, Token: "t0ken"})
+	for name, opts := range map[string][]nats.Option{"none": nil, "wrong": {nats.Token("other")}} {
+		_, err := nats.Connect(s.URL(), opts...)
+		require.ErrorIs(t, err, nats.ErrAuthorization, name)
+		_, err = nats.Connect("", append(opts, nats.InProcessServer(s))...)
+		require.ErrorIs(t, err, nats.ErrAuthorization, name)
+	}
+	require.NotContains(t, s.URL(), "t0ken")
+	nc, err := nats.Connect(s.URL(), nats.Token("t0ken"))
+	require.NoError(t, err)
+	nc.Close()
+	require.NoError(t, connect(t, s).Flush())
+}
+
 func TestPayloadIsBounded(t *testing.T) {
 	nc := connect(t, start(t, natsserver.Options{}))
 	require.EqualValues(t, natsserver.DefaultMaxPayload, nc.MaxPayload())

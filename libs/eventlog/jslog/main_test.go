@@ -11,6 +11,10 @@ import (
 // The property test publishes thousands of batches: 25 runs take a few seconds. The command line has the last word, for a long
 // run: go test ./eventlog/jslog -run BadNetwork -rapid.checks=1000
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(serverDir); dir != "" {
+		serve(dir)
+		return
+	}
 	if err := flag.Set("rapid.checks", "25"); err != nil {
 		os.Exit(1)
 	}
