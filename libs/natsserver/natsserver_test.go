@@ -106,8 +106,6 @@ func TestTokenIsRequired(t *testing.T) {
 	for name, opts := range map[string][]nats.Option{"none": nil, "wrong": {nats.Token("other")}} {
 		_, err := nats.Connect(s.URL(), opts...)
 		require.ErrorIs(t, err, nats.ErrAuthorization, name)
-		_, err = nats.Connect("", append(opts, nats.InProcessServer(s))...)
-		require.ErrorIs(t, err, nats.ErrAuthorization, name)
 	}
 	require.NotContains(t, s.URL(), "t0ken")
 	nc, err := nats.Connect(s.URL(), nats.Token("t0ken"))
