@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	goruntime "runtime"
 	"slices"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
@@ -67,6 +69,8 @@ type App struct {
 	role      *materialise.Role
 	reconcile *reconcile.Reconciler
 	heartbeat materialise.Heartbeat
+	// closeDriver ends what a driver that was opened here does in the background; nil without one.
+	closeDriver func()
 }
 
 // New checks the configuration and builds the roles. The streams must exist; the worker's consumers are made here.
@@ -126,9 +130,13 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	}
 	driver := d.Driver
 	if driver == nil {
-		if driver, err = newDriver(ctx, cfg, a.log); err != nil {
+		if driver, a.closeDriver, err = newDriver(ctx, cfg, a.log); err != nil {
 			return err
 		}
+	}
+	cpu, memory, err := capacity()
+	if err != nil {
+		return err
 	}
 	busy := materialise.NewBusy()
 	a.role = materialise.New(materialise.Config{
@@ -140,16 +148,28 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	}, d.Events, d.Events, driver, a.role, busy, a.live, a.log, d.Now)
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
-			Worker: cfg.Worker, Driver: cfg.Driver.name(), Region: cfg.Region, CpuMillis: uint64(cfg.MaxCPUMillis),
-			MemoryBytes: cfg.MaxMemoryBytes, MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
+			Worker: cfg.Worker, Driver: driverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
+			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
 		},
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
 	}
 	return nil
 }
 
-// Run works until ctx ends or a role cannot go on. Commands under way are left to be repeated; sandboxes go on.
+// capacity of this host: what one sandbox may have at most.
+func capacity() (cpuMillis, memoryBytes uint64, err error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, 0, fmt.Errorf("read the size of memory: %w", err)
+	}
+	return uint64(goruntime.NumCPU()) * 1000, info.Totalram * uint64(info.Unit), nil //nolint:gosec // not negative
+}
+
+// Run works until ctx ends or a role cannot go on, once. Commands under way are left to be repeated; sandboxes go on.
 func (a *App) Run(ctx context.Context) error {
+	if a.closeDriver != nil {
+		defer a.closeDriver()
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.live.Run(ctx, a.js) })
 	g.Go(func() error { return a.view.Run(ctx) })

@@ -31,6 +31,9 @@ var (
 // recheck is how often a start looks into the log for its end, should the live message about it get lost.
 const recheck = 2 * time.Second
 
+// startAttempts bounds the starts of one sandbox where a later one may help. The driver has its own, shorter attempts.
+const startAttempts = 4
+
 // materialise makes the sandbox, or finishes what an earlier attempt began.
 func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Meta, sealedEnv []byte, attempt int) error {
 	switch {
@@ -65,7 +68,7 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 	}
 	created, err := r.start(ctx, s, env, late)
 	if err != nil {
-		return r.unstarted(ctx, s, m, err, late)
+		return r.unstarted(ctx, s, m, err, attempt)
 	}
 	s, err = r.record(ctx, s, "ready", m, func(s sandbox.Sandbox, _ time.Time) sandbox.Command {
 		if s.State != sandbox.Starting {
@@ -158,7 +161,7 @@ func (r *Role) watchEnd(ctx context.Context, s sandbox.Sandbox, cancel context.C
 }
 
 // unstarted says what a start without success means.
-func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta, err error, late time.Time) error {
+func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta, err error, attempt int) error {
 	switch {
 	case ctx.Err() != nil:
 		// This process ends; the repeated command goes on with it.
@@ -178,7 +181,7 @@ func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta,
 			message += ": " + f.Message
 		}
 		return r.Fail(ctx, s, m, fault.ReasonStartDeadline, "starting", message)
-	case fault.CodeOf(err) == fault.Unavailable && r.now().Before(late):
+	case fault.CodeOf(err) == fault.Unavailable && attempt < startAttempts:
 		return err
 	}
 	return r.fail(ctx, s, m, "starting", err)

@@ -1,0 +1,51 @@
+// Command lifecycle runs lifecycle as a process of its own, against a NATS server by URL: schedulers anywhere, and one worker on
+// each host that runs sandboxes.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/services/lifecycle/app"
+)
+
+type flags struct {
+	chassis.Flags
+	Worker        string        `default:"local" help:"Name of this host; the exec service of the same host has the same."`
+	Region        string        `help:"Region of this host."`
+	Roles         []string      `default:"scheduler,worker" help:"Roles of this process: scheduler, worker."`
+	State         string        `help:"State directory (worker role)."`
+	SealKeyFile   string        `help:"File with the key that the gateway encrypts secrets with (worker role)."`
+	Cache         string        `help:"Directory of what is fetched and built once; a directory of the user's unless set."`
+	Runsc         string        `help:"runsc binary to use instead of the one that is fetched."`
+	Toolbox       string        `help:"toolbox binary to use instead of the one that is built."`
+	MaxSandboxes  int           `default:"200" help:"Sandboxes at once on this host."`
+	MaxPerTenant  int           `help:"Sandboxes at once of one tenant, 0 for no limit (scheduler role)."`
+	StartDeadline time.Duration `default:"5m" help:"How long a create may take."`
+	KeepWorkspace time.Duration `default:"24h" help:"How long the workspace of a destroyed sandbox stays."`
+	Pool          int           `help:"Empty workspaces kept ready."`
+}
+
+func (f flags) config() app.Config {
+	return app.Config{
+		Worker: f.Worker, Region: f.Region, Roles: f.Roles, StateDir: f.State, SealKeyFile: f.SealKeyFile,
+		MaxSandboxes: f.MaxSandboxes, MaxPerTenant: f.MaxPerTenant, StartDeadline: f.StartDeadline, KeepWorkspace: f.KeepWorkspace,
+		Driver: app.DriverConfig{CacheDir: f.Cache, Runsc: f.Runsc, Toolbox: f.Toolbox, Pool: f.Pool},
+	}
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, chassis.Options("lifecycle", "Decides about sandboxes, and makes and ends them.")...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(chassis.Run(ctx, "lifecycle", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Topology: h.Topology})
+	}))
+}
