@@ -9,6 +9,7 @@ replace (
 )
 
 require (
+	github.com/alecthomas/kong v1.17.0
 	github.com/google/go-containerregistry v0.22.1
 	github.com/nats-io/nats.go v1.55.0
 	github.com/prometheus/client_golang v1.25.0
