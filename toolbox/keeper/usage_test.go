@@ -1,0 +1,137 @@
+package keeper_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/keeper/keepertest"
+)
+
+func TestUsage(t *testing.T) {
+	b := keepertest.Start(t)
+	// The host may be busy and give less than a second; how much it gave is also in the process table.
+	before := hostTime(t, b)
+	burn := b.Sh(t, "timeout 2 sh -c 'while :; do :; done'")
+	want := float64((hostTime(t, b) - before).Milliseconds())
+	t.Logf("cpu %d ms, by the process table %v ms, wall %d ms", burn.Usage.CpuMs, want, burn.WallTimeUs/1000)
+	require.Equal(t, "cgroup", burn.UsageMethod)
+	require.InDelta(t, want, burn.Usage.CpuMs, max(want/10, 40))
+
+	disk := b.Sh(t, "dd if=/dev/zero of=/workspace/f bs=1M count=100 2>/dev/null; dd if=/workspace/f of=/dev/null bs=1M 2>/dev/null")
+	t.Logf("disk %v", disk.Usage)
+	require.InEpsilon(t, 100<<20, disk.Usage.DiskWriteBytes, 0.1)
+	require.InEpsilon(t, 100<<20, disk.Usage.DiskReadBytes, 0.1)
+
+	pipes := b.Sh(t, "dd if=/dev/zero bs=64k count=300")
+	require.Less(t, pipes.Usage.DiskWriteBytes, uint64(1<<20), "output is not disk")
+
+	memory := b.Sh(t, "dd if=/dev/zero bs=60M count=1 2>/dev/null | (sleep 0.8; wc -c)")
+	t.Logf("memory %v", memory.Usage)
+	require.Greater(t, memory.Usage.MemoryPeakBytes, uint64(50<<20))
+	require.Greater(t, memory.Usage.MemoryAvgBytes, uint64(30<<20))
+	require.Less(t, memory.Usage.MemoryAvgBytes, memory.Usage.MemoryPeakBytes)
+}
+
+// hostTime is the CPU time of the sandbox's processes, living or waited for, as the host's process table has it.
+func hostTime(t *testing.T, b *keepertest.Box) time.Duration {
+	t.Helper()
+	g, err := cgroup.Open(b.Spec.Cgroup)
+	require.NoError(t, err)
+	pids, err := os.ReadFile(g.Procs()[0])
+	require.NoError(t, err)
+	var ticks uint64
+	for pid := range strings.FieldsSeq(string(pids)) {
+		stat, err := os.ReadFile("/proc/" + pid + "/stat")
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		for _, field := range strings.Fields(rest)[11:15] {
+			n, err := strconv.ParseUint(field, 10, 64)
+			require.NoError(t, err)
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// Overlapping execs are never given more than the sandbox used.
+func TestSharedUsage(t *testing.T) {
+	b := keepertest.Start(t)
+	before, err := b.Usage(t.Context(), &toolboxv1.Usage{})
+	require.NoError(t, err)
+	var ids []string
+	for range 3 {
+		id := keepertest.NewID()
+		_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: id, Argv: []string{"timeout", "0.5", "sh", "-c", "while :; do :; done"}})
+		require.NoError(t, err)
+		ids = append(ids, id)
+	}
+	var sum uint64
+	for _, id := range ids {
+		o := b.Follow(t, id, 0, 0)
+		require.Equal(t, "cgroup_shared", o.UsageMethod)
+		require.NotZero(t, o.Usage.CpuMs)
+		sum += o.Usage.CpuMs
+	}
+	after, err := b.Usage(t.Context(), &toolboxv1.Usage{})
+	require.NoError(t, err)
+	require.LessOrEqual(t, sum, after.Usage.CpuMs-before.Usage.CpuMs+1)
+}
+
+func TestSizes(t *testing.T) {
+	info, err := os.Stat(keepertest.Toolbox(t))
+	require.NoError(t, err)
+	require.Less(t, info.Size(), int64(8<<20))
+	b := keepertest.Start(t)
+	b.Sh(t, "seq 1 200000")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.PID()))
+	require.NoError(t, err)
+	var rss int
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			_, err := fmt.Sscan(rest, &rss)
+			require.NoError(t, err)
+		}
+	}
+	usage, err := b.Usage(t.Context(), &toolboxv1.Usage{})
+	require.NoError(t, err)
+	t.Logf("binary %d bytes, keeper %d KiB, sandbox %d KiB", info.Size(), rss, usage.MemoryBytes>>10)
+	require.NotZero(t, rss)
+	require.Less(t, rss, 12<<10)
+}
+
+// BenchmarkExec is one command from the call to its end.
+func BenchmarkExec(b *testing.B) {
+	box := keepertest.Start(b)
+	for _, argv := range [][]string{{"true"}, {"sh", "-c", "echo hi"}} {
+		b.Run(argv[0], func(b *testing.B) {
+			var took []time.Duration
+			for b.Loop() {
+				began := time.Now()
+				require.Equal(b, "exited", box.Run(b, argv...).Reason)
+				took = append(took, time.Since(began))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-us")
+			b.ReportMetric(float64(took[len(took)*95/100].Microseconds()), "p95-us")
+		})
+	}
+}
+
+// BenchmarkHostFork is what the host needs for the same.
+func BenchmarkHostFork(b *testing.B) {
+	for b.Loop() {
+		require.NoError(b, exec.Command("/bin/true").Run())
+	}
+}
