@@ -65,7 +65,7 @@ const (
 	// MaxEventSize bounds an event with its headers, in bytes.
 	MaxEventSize = eventlog.MaxEventSize
 	// MaxChunkSize bounds a message of output with its headers, in bytes.
-	MaxChunkSize = 128 << 10
+	MaxChunkSize = 256 << 10
 	// MaxCommandSize bounds a command with its headers, in bytes. It leaves room under the 2 MiB that the server takes for what
 	// a dead letter adds to it.
 	MaxCommandSize = 2<<20 - 64<<10
