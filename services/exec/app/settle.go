@@ -16,7 +16,7 @@ const settleLanes = 32
 func (a *App) settle(ctx context.Context) error {
 	return worker.Run(ctx, a.deps.JS, worker.Config{
 		Service: "exec", Stream: topology.StreamEvents, Consumer: topology.ConsumerSettle, Lanes: settleLanes,
-		Log: a.deps.Log, Registerer: nil, MaxAttempts: -1,
+		Log: a.deps.Log, Registerer: a.deps.Registry, MaxAttempts: -1,
 	}, func(ctx context.Context, m worker.Message) error {
 		e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
 		if err != nil {

@@ -31,7 +31,8 @@ type queue struct {
 	segs   []segment
 	bytes  int
 	closed bool
-	spare  []byte
+	// free are buffers of stored chunks, to be filled again.
+	free [][]byte
 	// ready is signalled when segs or closed changed, space when bytes became fewer.
 	ready, space chan struct{}
 }
@@ -92,18 +93,33 @@ func (q *queue) add(stream uint32, offset uint64, data []byte) {
 	q.bytes += len(data)
 	if n := len(q.segs); n > 0 {
 		last := &q.segs[n-1]
-		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(len(last.data)) == offset &&
-			len(last.data)+len(data) <= q.maxChunk {
-			last.data = append(last.data, data...)
-			signal(q.ready)
-			return
+		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(len(last.data)) == offset {
+			fits := min(len(data), q.maxChunk-len(last.data))
+			last.data = append(last.data, data[:fits]...)
+			offset += uint64(fits)
+			if data = data[fits:]; len(data) == 0 {
+				signal(q.ready)
+				return
+			}
 		}
 	}
-	// A copy, so that growing it later leaves the caller's bytes alone; the buffer of the chunk before is used again.
-	buf := append(q.spare[:0], data...)
-	q.spare = nil
-	q.segs = append(q.segs, segment{stream: stream, offset: offset, data: buf})
+	// A copy, so that growing it later leaves the caller's bytes alone.
+	q.segs = append(q.segs, segment{stream: stream, offset: offset, data: append(q.buffer(len(data)), data...)})
 	signal(q.ready)
+}
+
+// buffer gives an empty buffer: small for the first bytes of a program, which may be all, of a whole chunk once it writes faster
+// than its output is stored.
+func (q *queue) buffer(n int) []byte {
+	if last := len(q.free) - 1; last >= 0 {
+		b := q.free[last]
+		q.free = q.free[:last]
+		return b[:0]
+	}
+	if q.bytes > n {
+		n = q.maxChunk
+	}
+	return make([]byte, 0, n)
 }
 
 func (q *queue) putGap(stream uint32, from, to uint64) {
@@ -173,7 +189,9 @@ func (q *queue) await(ctx context.Context, d time.Duration) bool {
 func (q *queue) stored(s segment) {
 	q.mu.Lock()
 	q.bytes -= len(s.data)
-	q.spare = s.data
+	if cap(s.data) == q.maxChunk && len(q.free) < q.limit/q.maxChunk {
+		q.free = append(q.free, s.data)
+	}
 	q.mu.Unlock()
 	q.release(len(s.data))
 	signal(q.space)

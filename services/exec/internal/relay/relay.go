@@ -18,7 +18,7 @@ import (
 type Options struct {
 	// Interval is how long bytes wait for company after a chunk was stored (20 ms); the first ones never wait.
 	Interval time.Duration
-	// MinChunk bytes do not wait for the interval (32 KiB). MaxChunk bounds one chunk (120 KiB, which with its headers stays under topology.MaxChunkSize).
+	// MinChunk bytes do not wait for the interval (32 KiB). MaxChunk bounds one chunk (248 KiB, which with its headers stays under topology.MaxChunkSize).
 	MinChunk, MaxChunk int
 	// QueueBytes is what one exec may hold that is not stored (512 KiB). Full: the toolbox is not read further.
 	QueueBytes int

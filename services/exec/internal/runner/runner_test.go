@@ -414,3 +414,48 @@ func BenchmarkExecTrue(b *testing.B) {
 	b.StopTimer()
 	s.stop()
 }
+
+// BenchmarkOutput is 64 KiB writes of one program, through the toolbox's socket into OUT.
+func BenchmarkOutput(b *testing.B) {
+	r := newRig(b)
+	r.starting()
+	r.markReady()
+	piece := make([]byte, 64<<10)
+	for i := range piece {
+		piece[i] = byte(rand.Uint32())
+	}
+	startKeeper(b, r.state, r.box, func(_ context.Context, p *process) *toolboxv1.End {
+		for range b.N {
+			p.write(1, piece)
+		}
+		return exited(0)
+	})
+	r.service(nil)
+	b.SetBytes(int64(len(piece)))
+	b.ResetTimer()
+	x := r.exec(spec(), nil).send()
+	require.Eventually(b, func() bool { return x.state().Over() }, 5*time.Minute, time.Millisecond)
+	require.Equal(b, uint64(b.N*len(piece)), x.state().Completed.GetStdout().GetBytes())
+	require.Zero(b, x.state().Completed.GetStdout().GetDroppedBytes())
+}
+
+// BenchmarkOutputRaw is what nats.go publishes of the same pieces to the same stream.
+func BenchmarkOutputRaw(b *testing.B) {
+	r := newRig(b)
+	piece := make([]byte, 64<<10)
+	for i := range piece {
+		piece[i] = byte(rand.Uint32())
+	}
+	b.SetBytes(int64(len(piece)))
+	const window = 256
+	var acks []jetstream.PubAckFuture
+	for b.Loop() {
+		f, err := r.JS.PublishAsync("out.acme.s.x", piece)
+		require.NoError(b, err)
+		if acks = append(acks, f); len(acks) == window {
+			<-acks[0].Ok()
+			acks = acks[1:]
+		}
+	}
+	<-r.JS.PublishAsyncComplete()
+}
