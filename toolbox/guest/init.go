@@ -112,10 +112,21 @@ func killGroup(group uint32, sig syscall.Signal) (int, error) {
 			break
 		}
 	}
-	for round := range maxRounds {
-		members, err := scan(group)
-		if err != nil || len(members) == 0 {
-			return len(stopped), err
+	return len(stopped), finish(group)
+}
+
+// finish kills the group until none is left, the dead included: those count against the limit of processes until they are
+// waited for, and the next command must not fail for that. Two empty scans, since one misses a process that was being made.
+func finish(group uint32) error {
+	for empty, round := 0, 0; round < maxRounds; round++ {
+		members, err := scanState(group, true)
+		if err != nil {
+			return err
+		}
+		if len(members) > 0 {
+			empty = 0
+		} else if empty++; empty == 2 {
+			return nil
 		}
 		for _, pid := range members {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -124,11 +135,13 @@ func killGroup(group uint32, sig syscall.Signal) (int, error) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	return len(stopped), errors.New("processes are left")
+	return errors.New("processes are left")
 }
 
 // scan lists the living processes that have the group.
-func scan(group uint32) ([]int, error) {
+func scan(group uint32) ([]int, error) { return scanState(group, false) }
+
+func scanState(group uint32, dead bool) ([]int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
@@ -146,18 +159,18 @@ func scan(group uint32) ([]int, error) {
 			continue
 		}
 		status, err := os.ReadFile("/proc/" + name + "/status")
-		if err == nil && member(status, want) {
+		if err == nil && member(status, want, dead) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
 }
 
-// member reads /proc/PID/status. The dead do not count.
-func member(status []byte, group string) bool {
+// member reads /proc/PID/status. The dead count only where asked for.
+func member(status []byte, group string, dead bool) bool {
 	found := false
 	for line := range bytes.Lines(status) {
-		if rest, ok := bytes.CutPrefix(line, []byte("State:")); ok {
+		if rest, ok := bytes.CutPrefix(line, []byte("State:")); ok && !dead {
 			if s := bytes.TrimSpace(rest); len(s) > 0 && (s[0] == 'Z' || s[0] == 'X') {
 				return false
 			}

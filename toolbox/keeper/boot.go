@@ -23,6 +23,9 @@ import (
 const (
 	// sentryBytes is memory that the sentry and its helpers need above what the guest was promised.
 	sentryBytes = 48 << 20
+	// hostTasks is the host's bound for a sandbox without processes. It and what each process of the guest adds are twice
+	// what was seen: a sentry that reaches the bound dies.
+	hostTasks = 256
 	// bootTimeout bounds each step of a start that waits for another process.
 	bootTimeout = 30 * time.Second
 )
@@ -151,7 +154,7 @@ func (b *sandbox) makeGroup() error {
 		limits.MemoryBytes = b.spec.MemoryBytes + sentryBytes
 	}
 	if b.spec.PIDs > 0 {
-		limits.PIDs = 64 + 3*uint64(b.spec.PIDs)
+		limits.PIDs = hostTasks + 6*uint64(b.spec.PIDs)
 	}
 	if err := g.Create(limits); err != nil {
 		return err

@@ -83,7 +83,7 @@ func TestForkBomb(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "cancelled", b.Follow(t, r.ExecId, 0, 0).Reason)
 	after := b.Sh(t, "echo ok")
-	require.Equal(t, "ok\n", after.Stdout, "%v", after.End)
+	require.Equal(t, "ok\n", after.Stdout, "%v\n%s", after.End, b.Log)
 }
 
 func TestMemoryBomb(t *testing.T) {
