@@ -87,7 +87,7 @@ func typeOf(e envelope.Event) string {
 // pause waits a moment that grows with each attempt; its length is random, so that rivals do not meet again.
 func pause(ctx context.Context, attempt int) error {
 	limit := min(maxPause, time.Millisecond<<(attempt+1))
-	t := time.NewTimer(rand.N(limit) + 1) //nolint:gosec // spreads load, guards nothing
+	t := time.NewTimer(rand.N(limit) + 1) // spreads load, guards nothing
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -42,7 +42,7 @@ func connect(t *testing.T, s *natsserver.Server) *nats.Conn {
 
 func TestStreamsSurviveARestart(t *testing.T) {
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	s := start(t, natsserver.Options{Dir: dir, SyncAlways: true})
 	js, err := jetstream.New(connect(t, s))

@@ -167,7 +167,7 @@ func finish(t testing.TB, nc *nats.Conn, url string, to topology.Options, stop, 
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	// A new cluster has a leader some time before it can place streams.
 	require.Eventually(t, func() bool {

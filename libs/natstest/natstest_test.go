@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestRestartKeepsConnectionsAndURL(t *testing.T) {
 	f := natstest.Start(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	other, err := nats.Connect(f.URL, nats.ReconnectWait(10*time.Millisecond), nats.MaxReconnects(-1))
 	require.NoError(t, err)
@@ -36,7 +36,7 @@ func TestRestartKeepsConnectionsAndURL(t *testing.T) {
 
 func TestClusterRestarts(t *testing.T) {
 	f := natstest.Cluster(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a, err := f.JS.Publish(ctx, "evt.acme.tenant", []byte("kept"))
 	require.NoError(t, err)

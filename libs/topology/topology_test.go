@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/natsserver"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 func limited(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -105,6 +106,27 @@ func TestEnsureRefusesToLoseEvents(t *testing.T) {
 	s, err := f.JS.Stream(ctx, topology.StreamEvents)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, s.CachedInfo().State.Msgs)
+}
+
+func TestEnsureGivesTheLogMoreRoom(t *testing.T) {
+	f := natstest.StartWith(t, natsserver.Options{}, topology.Options{EventsMaxBytes: 1 << 20})
+	ctx := limited(t)
+	_, err := f.JS.Publish(ctx, "evt.acme.tenant", []byte("x"))
+	require.NoError(t, err)
+	larger := topology.Options{EventsMaxBytes: 2 << 20, OutputMaxAge: 14 * 24 * time.Hour}
+	diff, err := topology.Diff(ctx, f.JS, larger)
+	require.NoError(t, err)
+	require.Equal(t, []topology.Difference{
+		{Name: "EVT", Field: "max_bytes", Want: "2097152", Have: "1048576"},
+		{Name: "OUT", Field: "max_age", Want: "1209600000000000", Have: "604800000000000"},
+	}, diff)
+	require.NoError(t, topology.Ensure(ctx, f.JS, larger))
+	diff, err = topology.Diff(ctx, f.JS, larger)
+	require.NoError(t, err)
+	require.Empty(t, diff)
+	s, err := f.JS.Stream(ctx, topology.StreamEvents)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, s.CachedInfo().State.Msgs)
 }
 
 func TestEnsureAtTheSameTime(t *testing.T) {

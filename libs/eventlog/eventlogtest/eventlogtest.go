@@ -3,7 +3,6 @@ package eventlogtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -58,7 +57,7 @@ func Run(t *testing.T, factory func(t testing.TB) eventlog.Log) {
 }
 
 func limited(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -306,14 +305,14 @@ func testChain(t *testing.T, log eventlog.Log) {
 
 func testCancelled(t *testing.T, log eventlog.Log) {
 	agg := aggregate()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := log.Append(ctx, agg, eventlog.Tail{}, events(1)...)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, fault.Cancelled, fault.CodeOf(err))
 	_, err = log.Load(ctx, agg)
 	require.ErrorIs(t, err, context.Canceled)
-	late, cancel := context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
 	_, err = log.Append(late, agg, eventlog.Tail{}, events(2)...)
 	require.Equal(t, fault.DeadlineExceeded, fault.CodeOf(err))
@@ -409,83 +408,6 @@ func testFind(t *testing.T, log eventlog.Log) {
 	eventually(t, log, twin, 1)
 	_, err = f.Find(limited(t), subject.AnyTenantSandbox(agg.ID))
 	require.Equal(t, fault.Conflict, fault.CodeOf(err), "an id of two tenants says nothing about whose is meant")
-}
-
-func testExecute(t *testing.T, log eventlog.Log) {
-	agg, mine, rival := aggregate(), events(1), events(1)
-	decisions := 0
-	h, err := eventlog.Execute(limited(t), log, agg, func(h eventlog.History) ([]envelope.Event, error) {
-		decisions++
-		if decisions == 1 {
-			appendTo(t, log, agg, h.Tail(), rival...)
-		}
-		return mine, nil
-	})
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, decisions, 2)
-	require.Equal(t, wantIDs(rival[0], mine[0]), eventIDs(h.Events))
-	require.NoError(t, eventlog.Verify(h))
-
-	refusal := errors.New("no")
-	_, err = eventlog.Execute(limited(t), log, agg, func(eventlog.History) ([]envelope.Event, error) { return nil, refusal })
-	require.ErrorIs(t, err, refusal)
-	same, err := eventlog.Execute(limited(t), log, agg, func(eventlog.History) ([]envelope.Event, error) { return nil, nil })
-	require.NoError(t, err)
-	require.LessOrEqual(t, len(same.Events), 2)
-}
-
-func testExecuteConcurrent(t *testing.T, log eventlog.Log) {
-	const n = 4
-	agg := aggregate()
-	var wg sync.WaitGroup
-	results := make([]error, n)
-	all := make([][]envelope.Event, n)
-	for i := range n {
-		all[i] = events(1)
-		wg.Go(func() {
-			_, results[i] = eventlog.Execute(limited(t), log, agg, func(eventlog.History) ([]envelope.Event, error) {
-				return all[i], nil
-			})
-		})
-	}
-	wg.Wait()
-	want := []string{}
-	for i, err := range results {
-		if err == nil {
-			want = append(want, all[i][0].ID)
-			continue
-		}
-		require.True(t, fault.Is(err, fault.ReasonConflict), "%v", err)
-	}
-	require.ElementsMatch(t, want, eventIDs(eventually(t, log, agg, len(want)).Events))
-}
-
-func testExecuteRepeat(t *testing.T, log eventlog.Log) {
-	agg, e := aggregate(), events(2)
-	decide := func(eventlog.History) ([]envelope.Event, error) { return e, nil }
-	first, err := eventlog.Execute(limited(t), log, agg, decide)
-	require.NoError(t, err)
-	appendTo(t, log, agg, first.Tail(), events(1)...)
-	eventually(t, log, agg, 3)
-	again, err := eventlog.Execute(limited(t), log, agg, decide)
-	require.NoError(t, err)
-	require.Len(t, again.Events, 3)
-
-	e[0].Type = "sandtrail.events.v1.SandboxReady"
-	_, err = eventlog.Execute(limited(t), log, agg, decide)
-	require.Equal(t, fault.Internal, fault.CodeOf(err), "one id for two facts: %v", err)
-}
-
-func testExecuteGivesUp(t *testing.T, log eventlog.Log) {
-	agg, decisions := aggregate(), 0
-	tail := eventlog.Tail{}
-	_, err := eventlog.Execute(limited(t), log, agg, func(eventlog.History) ([]envelope.Event, error) {
-		decisions++
-		tail = appendTo(t, log, agg, tail, events(1)...)
-		return events(1), nil
-	})
-	require.True(t, fault.Is(err, fault.ReasonConflict), "%v", err)
-	require.Equal(t, eventlog.MaxAttempts, decisions)
 }
 
 func testOneWinner(t *testing.T, log eventlog.Log) {

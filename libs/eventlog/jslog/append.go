@@ -36,7 +36,7 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 		}
 		last = err
 		why := classify(err)
-		if final := a.refused(why, err); final != nil && !a.unsure {
+		if final := refused(why, err); final != nil && !a.unsure {
 			return nil, final
 		}
 		a.unsure = a.unsure || why == whyUnknown
@@ -54,7 +54,7 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 		case why == whyDuplicate:
 			return nil, reused(a.flat)
 		default:
-			if final := a.refused(why, err); final != nil {
+			if final := refused(why, err); final != nil {
 				return nil, final
 			}
 		}
@@ -76,7 +76,7 @@ func (a *appending) stored(last uint64) ([]envelope.Recorded, error) {
 }
 
 // refused is the fault of a refusal that another attempt would not change, nil of any other answer.
-func (a *appending) refused(w why, err error) error {
+func refused(w why, err error) error {
 	switch w {
 	case whyFull:
 		return fault.New(fault.ResourceExhausted, fault.ReasonLogFull,

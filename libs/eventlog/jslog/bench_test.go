@@ -1,7 +1,6 @@
 package jslog
 
 import (
-	"context"
 	"strconv"
 	"testing"
 
@@ -22,7 +21,7 @@ func BenchmarkRawPublish(b *testing.B) {
 		m, _, err := envelope.Encode(agg.Subject(), withTenant(newEvents(1)[0], agg.Tenant), nil)
 		require.NoError(b, err)
 		m.Header.Del(nats.MsgIdHdr)
-		_, err = f.JS.PublishMsg(context.Background(), m)
+		_, err = f.JS.PublishMsg(b.Context(), m)
 		require.NoError(b, err)
 	}
 	b.Run("x1", func(b *testing.B) {
@@ -43,7 +42,7 @@ func BenchmarkAppend(b *testing.B) {
 	f := natstest.Start(b)
 	log := New(f.JS)
 	publish := func(b *testing.B, n int) {
-		_, err := log.Append(context.Background(), sandbox(), eventlog.Tail{}, newEvents(n)...)
+		_, err := log.Append(b.Context(), sandbox(), eventlog.Tail{}, newEvents(n)...)
 		require.NoError(b, err)
 	}
 	b.Run("x1", func(b *testing.B) {
@@ -75,7 +74,7 @@ func BenchmarkLoad(b *testing.B) {
 		mustAppendB(b, log, agg, n)
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			for b.Loop() {
-				h, err := log.Load(context.Background(), agg)
+				h, err := log.Load(b.Context(), agg)
 				require.NoError(b, err)
 				require.Len(b, h.Events, n)
 			}
@@ -84,10 +83,10 @@ func BenchmarkLoad(b *testing.B) {
 	agg := sandbox()
 	mustAppendB(b, log, agg, 1)
 	b.Run("raw last message", func(b *testing.B) {
-		s, err := f.JS.Stream(context.Background(), "EVT")
+		s, err := f.JS.Stream(b.Context(), "EVT")
 		require.NoError(b, err)
 		for b.Loop() {
-			_, err := s.GetLastMsgForSubject(context.Background(), agg.Subject())
+			_, err := s.GetLastMsgForSubject(b.Context(), agg.Subject())
 			require.NoError(b, err)
 		}
 	})
@@ -98,7 +97,7 @@ func BenchmarkCluster(b *testing.B) {
 	f := natstest.Cluster(b)
 	log := New(f.JS)
 	publish := func() {
-		_, err := log.Append(context.Background(), sandbox(), eventlog.Tail{}, newEvents(1)...)
+		_, err := log.Append(b.Context(), sandbox(), eventlog.Tail{}, newEvents(1)...)
 		require.NoError(b, err)
 	}
 	b.Run("append x1", func(b *testing.B) {
@@ -112,14 +111,14 @@ func BenchmarkCluster(b *testing.B) {
 	mustAppendB(b, log, agg, 20)
 	b.Run("load 20", func(b *testing.B) {
 		for b.Loop() {
-			_, err := log.Load(context.Background(), agg)
+			_, err := log.Load(b.Context(), agg)
 			require.NoError(b, err)
 		}
 	})
 }
 
 func mustAppendB(b *testing.B, log *Log, agg subject.Aggregate, n int) {
-	_, err := log.Append(context.Background(), agg, eventlog.Tail{}, newEvents(n)...)
+	_, err := log.Append(b.Context(), agg, eventlog.Tail{}, newEvents(n)...)
 	require.NoError(b, err)
 }
 

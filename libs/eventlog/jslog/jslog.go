@@ -198,7 +198,7 @@ func (l *Log) retry(ctx context.Context, read func(context.Context) error) error
 // pause waits before the next attempt, between half and the whole of a time that doubles.
 func (l *Log) pause(ctx context.Context, attempt int) error {
 	d := min(l.firstPause<<attempt, maxPause)
-	t := time.NewTimer(d/2 + rand.N(d/2+1)) //nolint:gosec // spreads load, guards nothing
+	t := time.NewTimer(d/2 + rand.N(d/2+1)) // spreads load, guards nothing
 	defer t.Stop()
 	select {
 	case <-t.C:

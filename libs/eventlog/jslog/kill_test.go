@@ -29,10 +29,10 @@ const serverDir = "SANDTRAIL_TEST_SERVER_DIR"
 func serve(dir string) {
 	s, err := natsserver.Start(natsserver.Options{Dir: dir, Port: -1})
 	if err != nil {
-		fmt.Println("error:", err)
+		fmt.Fprintln(os.Stdout, "error:", err)
 		os.Exit(1)
 	}
-	fmt.Println(s.URL())
+	fmt.Fprintln(os.Stdout, s.URL())
 	_, _ = bufio.NewReader(os.Stdin).ReadByte()
 }
 
@@ -59,7 +59,7 @@ func killable(t *testing.T, dir string) (*exec.Cmd, string) {
 // A server that is killed in the middle of it all loses nothing that it acknowledged, and leaves no half of a batch.
 func TestAcknowledgedEventsSurviveAKill(t *testing.T) {
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd, url := killable(t, dir)
 	nc, err := nats.Connect(url, nats.NoReconnect())

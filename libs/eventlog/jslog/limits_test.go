@@ -25,7 +25,7 @@ func sandbox() subject.Aggregate { return subject.Sandbox("acme", ids.New()) }
 
 func mustAppend(t *testing.T, log eventlog.Log, agg subject.Aggregate, after eventlog.Tail, n int) eventlog.History {
 	t.Helper()
-	got, err := log.Append(context.Background(), agg, after, newEvents(n)...)
+	got, err := log.Append(t.Context(), agg, after, newEvents(n)...)
 	require.NoError(t, err)
 	return eventlog.History{Aggregate: agg, Events: got}
 }
@@ -35,12 +35,12 @@ func TestHistorySurvivesARestart(t *testing.T) {
 	log, agg := New(f.JS), sandbox()
 	h := mustAppend(t, log, agg, eventlog.Tail{}, 3)
 	f.Restart()
-	got, err := log.Load(context.Background(), agg)
+	got, err := log.Load(t.Context(), agg)
 	require.NoError(t, err)
 	require.Equal(t, h.Tail(), got.Tail())
 	require.Equal(t, idsOf(h.Events), idsOf(got.Events))
 	mustAppend(t, log, agg, got.Tail(), 1)
-	diff, err := topology.Diff(context.Background(), f.JS, f.Options)
+	diff, err := topology.Diff(t.Context(), f.JS, f.Options)
 	require.NoError(t, err)
 	require.Empty(t, diff)
 }
@@ -50,19 +50,19 @@ func TestOutageIsUnavailableAndBounded(t *testing.T) {
 	log, agg, e := New(f.JS), sandbox(), newEvents(1)
 	log.timeout, log.attempts = 50*time.Millisecond, 3
 	f.Stop()
-	_, err := log.Append(context.Background(), agg, eventlog.Tail{}, e...)
+	_, err := log.Append(t.Context(), agg, eventlog.Tail{}, e...)
 	require.True(t, fault.Is(err, fault.ReasonLogUnavailable), "%v", err)
 	require.NotZero(t, fault.From(err).RetryAfter)
-	_, err = log.Load(context.Background(), agg)
+	_, err = log.Load(t.Context(), agg)
 	require.True(t, fault.Is(err, fault.ReasonLogUnavailable), "%v", err)
-	_, err = log.Find(context.Background(), subject.AnyTenantSandbox(agg.ID))
+	_, err = log.Find(t.Context(), subject.AnyTenantSandbox(agg.ID))
 	require.True(t, fault.Is(err, fault.ReasonLogUnavailable), "an outage is not an absence: %v", err)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err = log.Append(ctx, agg, eventlog.Tail{}, newEvents(1)...)
 	require.Equal(t, fault.DeadlineExceeded, fault.CodeOf(err), "the caller's own deadline")
 	f.Resume()
-	got, err := New(f.JS).Append(context.Background(), agg, eventlog.Tail{}, e...)
+	got, err := New(f.JS).Append(t.Context(), agg, eventlog.Tail{}, e...)
 	require.NoError(t, err, "the same append may be repeated, whatever became of the first")
 	require.Equal(t, e[0].ID, got[0].ID)
 }
@@ -75,11 +75,11 @@ func TestFullLogRefuses(t *testing.T) {
 		},
 		"cluster": func() *natstest.Fixture {
 			f := natstest.Cluster(t)
-			s, err := f.JS.Stream(context.Background(), topology.StreamEvents)
+			s, err := f.JS.Stream(t.Context(), topology.StreamEvents)
 			require.NoError(t, err)
 			config := s.CachedInfo().Config
 			config.MaxBytes = 64 << 10
-			_, err = f.JS.UpdateStream(context.Background(), config)
+			_, err = f.JS.UpdateStream(t.Context(), config)
 			require.NoError(t, err)
 			return f
 		},
@@ -96,7 +96,7 @@ func TestFullLogRefuses(t *testing.T) {
 			var err error
 			for err == nil {
 				var got []envelope.Recorded
-				got, err = log.Append(context.Background(), agg, h.Tail(), big())
+				got, err = log.Append(t.Context(), agg, h.Tail(), big())
 				h.Events = append(h.Events, got...)
 				require.Less(t, len(h.Events), 6)
 			}
@@ -104,10 +104,10 @@ func TestFullLogRefuses(t *testing.T) {
 			require.Equal(t, fault.ResourceExhausted, fault.CodeOf(err))
 
 			// The first two of these would fit.
-			_, err = log.Append(context.Background(), agg, h.Tail(), newEvents(1)[0], newEvents(1)[0], big())
+			_, err = log.Append(t.Context(), agg, h.Tail(), newEvents(1)[0], newEvents(1)[0], big())
 			require.True(t, fault.Is(err, fault.ReasonLogFull), "%v", err)
 			require.Eventually(t, func() bool {
-				got, err := log.Load(context.Background(), agg)
+				got, err := log.Load(t.Context(), agg)
 				require.NoError(t, err)
 				return len(got.Events) == len(h.Events)
 			}, 10*time.Second, 5*time.Millisecond)
@@ -132,8 +132,8 @@ func TestRefusalBehindALostAcknowledgement(t *testing.T) {
 		log.publisher = &faulty{publisher: log.publisher, script: c.script}
 		// The replica that is asked first has not seen anything yet.
 		log.reader = &lagging{reader: log.reader, script: []int{1, 1}}
-		_, err := log.Append(context.Background(), agg, eventlog.Tail{}, newEvents(1)...)
-		h, lerr := New(f.JS).Load(context.Background(), agg)
+		_, err := log.Append(t.Context(), agg, eventlog.Tail{}, newEvents(1)...)
+		h, lerr := New(f.JS).Load(t.Context(), agg)
 		require.NoError(t, lerr)
 		if c.stored {
 			require.NoError(t, err, name)
@@ -150,11 +150,11 @@ func TestHistoryIsBounded(t *testing.T) {
 	log, agg := New(f.JS), sandbox()
 	log.maxHistory, log.pageSize = 10, 4
 	h := mustAppend(t, log, agg, eventlog.Tail{}, 10)
-	got, err := log.Load(context.Background(), agg)
+	got, err := log.Load(t.Context(), agg)
 	require.NoError(t, err)
 	require.Len(t, got.Events, 10)
 	mustAppend(t, log, agg, h.Tail(), 1)
-	_, err = log.Load(context.Background(), agg)
+	_, err = log.Load(t.Context(), agg)
 	require.True(t, fault.Is(err, fault.ReasonTooLarge), "%v", err)
 }
 
@@ -167,22 +167,22 @@ func TestDamagedHistoryIsNoticed(t *testing.T) {
 		Meta: envelope.Meta{ID: ids.New(), Tenant: "acme", Time: time.Now()}, Body: &eventsv1.SandboxStopping{},
 	}, []byte("a guess"))
 	require.NoError(t, err)
-	a, err := f.JS.PublishMsg(context.Background(), m)
+	a, err := f.JS.PublishMsg(t.Context(), m)
 	require.NoError(t, err)
-	h, err := log.Load(context.Background(), agg)
+	h, err := log.Load(t.Context(), agg)
 	var chain *eventlog.ChainError
 	require.ErrorAs(t, err, &chain)
 	require.Equal(t, a.Sequence, chain.Seq)
 	require.Len(t, h.Events, 3, "an audit must see what is there")
-	_, err = eventlog.Execute(context.Background(), log, agg, func(eventlog.History) ([]envelope.Event, error) {
+	_, err = eventlog.Execute(t.Context(), log, agg, func(eventlog.History) ([]envelope.Event, error) {
 		return newEvents(1), nil
 	})
 	require.ErrorAs(t, err, &chain, "nobody decides on it")
 
 	other := sandbox()
-	_, err = f.JS.Publish(context.Background(), other.Subject(), []byte("no event at all"))
+	_, err = f.JS.Publish(t.Context(), other.Subject(), []byte("no event at all"))
 	require.NoError(t, err)
-	_, err = log.Load(context.Background(), other)
+	_, err = log.Load(t.Context(), other)
 	require.Equal(t, fault.Internal, fault.CodeOf(err))
 }
 
@@ -216,7 +216,7 @@ func TestLostRepliesAreNoticed(t *testing.T) {
 		require.NoError(t, err)
 		lossy := New(js)
 		lossy.attempts, lossy.timeout = 2, 100*time.Millisecond
-		_, err = lossy.Load(context.Background(), agg)
+		_, err = lossy.Load(t.Context(), agg)
 		require.True(t, fault.Is(err, fault.ReasonLogUnavailable), "reply %d dropped: %v", drop, err)
 		require.NoError(t, sub.Unsubscribe())
 	}
@@ -226,7 +226,7 @@ func TestTraceContextIsRecorded(t *testing.T) {
 	f := natstest.Start(t)
 	log, agg := New(f.JS), sandbox()
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: 1})
-	ctx := trace.ContextWithSpanContext(context.Background(), span)
+	ctx := trace.ContextWithSpanContext(t.Context(), span)
 	e := newEvents(2)
 	e[1].Traceparent = "00-00000000000000000000000000000009-0000000000000009-01"
 	_, err := log.Append(ctx, agg, eventlog.Tail{}, e...)
@@ -241,7 +241,7 @@ func TestDefaultsAreFilledIn(t *testing.T) {
 	f := natstest.Start(t)
 	log, agg, e := New(f.JS), sandbox(), newEvents(1)
 	e[0].Time = time.Time{}
-	got, err := log.Append(context.Background(), agg, eventlog.Tail{}, e...)
+	got, err := log.Append(t.Context(), agg, eventlog.Tail{}, e...)
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now(), got[0].Time, time.Minute)
 	require.Equal(t, time.UTC, got[0].Time.Location())

@@ -1,7 +1,6 @@
 package jslog
 
 import (
-	"context"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -97,7 +96,7 @@ func (c client) run(t *testing.T, aggs []subject.Aggregate, n int) {
 	for range n {
 		agg := aggs[rand.IntN(len(aggs))]
 		began := time.Now()
-		h, err := c.log.Load(context.Background(), agg)
+		h, err := c.log.Load(t.Context(), agg)
 		if err != nil {
 			continue // it said that it does not know
 		}
@@ -115,7 +114,7 @@ func (c client) run(t *testing.T, aggs []subject.Aggregate, n int) {
 		event := newEvents(1)[0]
 		in.id = event.ID
 		began = time.Now()
-		_, err = c.log.Append(context.Background(), agg, h.Tail(), event)
+		_, err = c.log.Append(t.Context(), agg, h.Tail(), event)
 		res := result{done: err == nil, unknown: err != nil && !errors.Is(err, eventlog.ErrConflict)}
 		c.rec.record(c.id, in, began, res, c.start)
 	}
@@ -187,7 +186,7 @@ func TestAppendsAreLinearizableWhileServersRestart(t *testing.T) {
 	for i := range 3 {
 		f.Bounce(i)
 		require.Eventually(t, func() bool {
-			_, err := New(f.JS).Append(context.Background(), subject.Sandbox("acme", ids.New()), eventlog.Tail{}, newEvents(1)...)
+			_, err := New(f.JS).Append(t.Context(), subject.Sandbox("acme", ids.New()), eventlog.Tail{}, newEvents(1)...)
 			return err == nil
 		}, 30*time.Second, 10*time.Millisecond)
 	}
@@ -199,7 +198,7 @@ func TestAppendsAreLinearizableWhileServersRestart(t *testing.T) {
 	require.Eventually(t, func() bool {
 		clear(have)
 		for _, agg := range aggs {
-			h, err := New(f.JS).Load(context.Background(), agg)
+			h, err := New(f.JS).Load(t.Context(), agg)
 			if err != nil {
 				return false
 			}

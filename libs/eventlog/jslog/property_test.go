@@ -1,7 +1,6 @@
 package jslog
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -102,14 +101,14 @@ func (m *machine) arrive(t *rapid.T) {
 	if len(m.net.late) == 0 {
 		t.Skip("nothing is on its way")
 	}
-	m.net.deliver(context.Background(), rapid.IntRange(0, len(m.net.late)-1).Draw(t, "late"))
+	m.net.deliver(t.Context(), rapid.IntRange(0, len(m.net.late)-1).Draw(t, "late"))
 }
 
 func (m *machine) do(t *rapid.T, entries ...eventlog.Entry) {
 	m.net.play(rapid.SliceOfN(rapid.Map(rapid.IntRange(0, int(outcomes)-1), func(i int) outcome { return outcome(i) }), 0, 4).
 		Draw(t, "network"))
 	m.lag.script = rapid.SliceOfN(rapid.SampledFrom([]int{0, 0, 0, 1, 2, -1}), 0, 4).Draw(t, "replica")
-	got, err := m.log.AppendBatch(context.Background(), entries...)
+	got, err := m.log.AppendBatch(t.Context(), entries...)
 	m.net.play(nil)
 	m.lag.script = nil
 	m.past = append(m.past, attempt{entries, err})
@@ -133,7 +132,7 @@ func (m *machine) do(t *rapid.T, entries ...eventlog.Entry) {
 // a doubtful one did, each all or none, each behind its expected tail.
 func (m *machine) settle(t *rapid.T) {
 	for _, agg := range m.aggs {
-		h, err := m.truth.Load(context.Background(), agg)
+		h, err := m.truth.Load(t.Context(), agg)
 		require.NoError(t, err)
 		before := m.model[agg]
 		require.GreaterOrEqual(t, len(h.Events), len(before), "events are gone")

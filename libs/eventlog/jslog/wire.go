@@ -135,7 +135,7 @@ func (w wire) leaderGet(ctx context.Context, subject string, from uint64) (*stor
 	}
 	if answer.Error != nil {
 		if answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
-			return nil, nil //nolint:nilnil // there is none, and that is no error
+			return nil, nil // there is none, and that is no error
 		}
 		return nil, fmt.Errorf("get from the leader: %w", answer.Error)
 	}
@@ -215,7 +215,7 @@ func end(m *nats.Msg, previous uint64) (pending int, err error) {
 		return 0, errors.Join(errGap, err)
 	}
 	n, err := number(m, headerPending)
-	return int(n), err //nolint:gosec // a count of messages
+	return int(n), err // a count of messages
 }
 
 func number(m *nats.Msg, header string) (uint64, error) {
