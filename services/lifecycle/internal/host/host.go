@@ -1,0 +1,171 @@
+// Package host says whether this host can run sandboxes, as data for `sandtrail doctor`. It changes nothing.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/prepare"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+)
+
+// Check is one finding.
+type Check struct {
+	Name string
+	OK   bool
+	// Detail is what was found, Fix what a person can do; Fix is empty when OK.
+	Detail, Fix string
+	// Optional: sandboxes run without it, with less.
+	Optional bool
+}
+
+// Config of the checks.
+type Config struct {
+	StateDir string
+	// Runsc that was prepared; empty: the check only looks whether one can be had.
+	Runsc string
+	// MinFreeBytes of disk; default 5 GiB.
+	MinFreeBytes uint64
+}
+
+// Checks runs every check; a failing one never stops another. With a Runsc it takes about as long as a sandbox's start.
+func Checks(ctx context.Context, c Config) []Check {
+	return []Check{
+		root(), cgroups(), loops(), programs(), runsc(ctx, c.Runsc), disk(c), packages(), namespaces(),
+	}
+}
+
+// OK reports whether every check that is not optional holds.
+func OK(checks []Check) bool {
+	for _, c := range checks {
+		if !c.OK && !c.Optional {
+			return false
+		}
+	}
+	return true
+}
+
+func result(name string, err error, good, fix string) Check {
+	if err != nil {
+		return Check{Name: name, Detail: err.Error(), Fix: fix}
+	}
+	return Check{Name: name, OK: true, Detail: good}
+}
+
+func root() Check {
+	var err error
+	if uid := os.Geteuid(); uid != 0 {
+		err = fmt.Errorf("running as user %d", uid)
+	}
+	return result("root", err, "running as root", "run the worker as root: it mounts workspaces and makes cgroups")
+}
+
+func cgroups() Check {
+	name := fmt.Sprintf("sandtrail-check-%d", os.Getpid())
+	g, err := cgroup.Open(name)
+	if err == nil {
+		err = errors.Join(g.Create(cgroup.Limits{MemoryBytes: 64 << 20, CPUMillis: 1000, PIDs: 100}), g.Remove())
+	}
+	version := "version 1"
+	if _, e := os.Stat("/sys/fs/cgroup/cgroup.controllers"); e == nil {
+		version = "version 2"
+	}
+	return result("cgroups", err, version+", with memory, cpu and pids limits", "mount cgroups read-write and delegate memory, cpu and pids to this service (systemd: Delegate=yes)")
+}
+
+func loops() Check {
+	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err == nil {
+		_, err = unix.IoctlRetInt(int(f.Fd()), unix.LOOP_CTL_GET_FREE)
+		err = errors.Join(err, f.Close())
+	}
+	return result("loop devices", err, "one is free", "load the loop module (modprobe loop) and give this process /dev/loop-control and /dev/loop*")
+}
+
+func programs() Check {
+	var missing []string
+	for _, p := range []string{"mkfs.ext4", "debugfs"} {
+		if _, err := workspace.Program(p); err != nil {
+			missing = append(missing, p)
+		}
+	}
+	var err error
+	if len(missing) > 0 {
+		err = fmt.Errorf("missing: %s", strings.Join(missing, ", "))
+	}
+	return result("e2fsprogs", err, "mkfs.ext4 and debugfs are there", "install e2fsprogs")
+}
+
+func runsc(ctx context.Context, path string) Check {
+	if path != "" {
+		return result("runsc", prepare.Probe(ctx, path), "a test sandbox ran with "+path, "remove the cached runsc to have it built again, or install another; see the detail")
+	}
+	cache, err := prepare.CacheDir()
+	if err == nil {
+		if _, e := os.Stat(filepath.Join(cache, "bin", "runsc-"+prepare.RunscVersion)); e == nil {
+			return Check{Name: "runsc", OK: true, Detail: "in the cache"}
+		}
+	}
+	for _, p := range []string{"runsc", "go"} {
+		if at, e := exec.LookPath(p); e == nil {
+			return Check{Name: "runsc", OK: true, Detail: "can be had with " + at}
+		}
+	}
+	return Check{Name: "runsc", Detail: "neither runsc nor Go to build it is installed", Fix: "install runsc, or Go 1.26 or newer"}
+}
+
+func disk(c Config) Check {
+	least := c.MinFreeBytes
+	if least == 0 {
+		least = 5 << 30
+	}
+	dir := c.StateDir
+	for dir != "" && dir != "/" && dir != "." {
+		if _, err := os.Stat(dir); err == nil {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	if dir == "" {
+		dir = "."
+	}
+	var st unix.Statfs_t
+	err := unix.Statfs(dir, &st)
+	free := st.Bavail * uint64(st.Bsize)
+	if err == nil && free < least {
+		err = fmt.Errorf("%d MiB are free at %s, less than %d", free>>20, dir, least>>20)
+	}
+	return result("disk", err, fmt.Sprintf("%d GiB are free", free>>30), "free some space or put the state directory elsewhere")
+}
+
+func packages() Check {
+	var missing []string
+	for _, p := range []string{"apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(p); err != nil {
+			missing = append(missing, p)
+		}
+	}
+	var err error
+	if len(missing) > 0 {
+		err = fmt.Errorf("missing: %s", strings.Join(missing, ", "))
+	}
+	c := result("apt", err, "the built-in image can be made", "use images from a registry, or import one: the built-in image needs a Debian or Ubuntu host")
+	c.Optional = true
+	return c
+}
+
+func namespaces() Check {
+	data, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
+	if err == nil && strings.TrimSpace(string(data)) == "0" {
+		err = errors.New("user namespaces are turned off")
+	}
+	return result("user namespaces", err, "available", "sysctl user.max_user_namespaces=10000: a sandbox's root is then nobody on this host")
+}
