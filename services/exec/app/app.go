@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
@@ -95,6 +96,7 @@ type Deps struct {
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 	Topology topology.Options
+	Tracer   trace.TracerProvider
 	// Toolbox replaces the client of a sandbox's keeper below StateDir.
 	Toolbox func(sandbox string) *client.Client
 }
@@ -187,7 +189,7 @@ func (a *App) build(ctx context.Context) error {
 	a.runner = runner.New(ctx, runner.Config{
 		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,
-		ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry,
+		ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Sandboxes: a.sandboxes,
 	})

@@ -54,7 +54,10 @@ func TestFileCalls(t *testing.T) {
 			Path: path, UploadId: ids.New(), Data: data, Last: true,
 		}}}
 	}
-	require.Eventually(t, func() bool { return f.NC.Flush() == nil && f.NC.NumSubscriptions() > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		_, err := f.NC.Request(subject.Files("w1", "acme", box), nil, time.Second)
+		return err == nil
+	}, 5*time.Second, time.Millisecond)
 
 	content := []byte("a\x00b\xff\n")
 	name := "-- it's \"a\"\nname"

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
@@ -84,6 +86,13 @@ func (x *run) supervise(ctx context.Context, cmd *commandsv1.ExecCommand) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.r.life, cancel)()
+	ctx, span := x.r.tracer.Start(ctx, "exec.run", trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
+		attribute.String("sandtrail.exec", x.agg.ID), attribute.String("sandtrail.sandbox", x.agg.Sandbox),
+	))
+	defer func() {
+		span.SetAttributes(attribute.String("sandtrail.state", x.state.State))
+		span.End()
+	}()
 	if err := x.drive(ctx, cmd); err != nil && ctx.Err() == nil {
 		select {
 		case <-x.accepted:
@@ -112,7 +121,10 @@ func (x *run) drive(ctx context.Context, cmd *commandsv1.ExecCommand) error {
 		return nil
 	}
 	x.accept(nil)
-	if err := x.start(ctx, cmd, fresh); err != nil || x.state.Over() {
+	sctx, span := x.r.tracer.Start(ctx, "toolbox.start", trace.WithSpanKind(trace.SpanKindClient))
+	err := x.start(sctx, cmd, fresh)
+	span.End()
+	if err != nil || x.state.Over() {
 		return err
 	}
 	return x.follow(ctx, fresh)

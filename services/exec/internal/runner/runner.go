@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
@@ -48,6 +50,8 @@ type Config struct {
 	RequeueAfter time.Duration
 	Log          *slog.Logger
 	Registerer   prometheus.Registerer
+	// Tracer makes spans of each run; nil: none.
+	Tracer trace.TracerProvider
 }
 
 func (c Config) withDefaults() Config {
@@ -72,6 +76,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider()
 	}
 	return c
 }
@@ -102,6 +109,7 @@ type Runner struct {
 	deps    Deps
 	log     *slog.Logger
 	metrics *metrics
+	tracer  trace.Tracer
 	ready   *readiness
 
 	// life ends when the runner stops; runs count in wg.
@@ -119,7 +127,7 @@ func New(ctx context.Context, cfg Config, deps Deps) *Runner {
 	cfg = cfg.withDefaults()
 	r := &Runner{
 		cfg: cfg, deps: deps, log: cfg.Log, metrics: newMetrics(cfg.Registerer),
-		ready: newReadiness(deps.Log), runs: map[string]*run{}, perSandbox: map[string]int{},
+		tracer: cfg.Tracer.Tracer("github.com/sandtrail/sandtrail/services/exec"), ready: newReadiness(deps.Log), runs: map[string]*run{}, perSandbox: map[string]int{},
 	}
 	r.life, r.end = context.WithCancel(context.WithoutCancel(ctx))
 	return r
