@@ -1,6 +1,7 @@
 package jslog
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -48,16 +49,28 @@ type machine struct {
 }
 
 func TestAppendOverABadNetwork(t *testing.T) {
-	f := natstest.Start(t)
+	t.Run("one server", func(t *testing.T) { appendOverABadNetwork(t, natstest.Start(t)) })
+	t.Run("cluster", func(t *testing.T) { appendOverABadNetwork(t, natstest.Cluster(t)) })
+}
+
+// fromLeader reads what there is, where a replica may lag.
+type fromLeader struct{ reader }
+
+func (r fromLeader) page(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
+	return r.leaderPage(ctx, subject, from, n)
+}
+
+func appendOverABadNetwork(t *testing.T, f *natstest.Fixture) {
 	seen := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
-		good := New(f.JS)
-		m := &machine{truth: good, net: &faulty{publisher: good.publisher}, lag: &lagging{reader: good.reader},
-			model: map[subject.Aggregate][]envelope.Recorded{}, seen: seen}
-		bad := *good
+		truth, bad := New(f.JS), New(f.JS)
+		m := &machine{
+			log: bad, truth: truth, net: &faulty{publisher: bad.publisher}, lag: &lagging{reader: bad.reader},
+			model: map[subject.Aggregate][]envelope.Recorded{}, seen: seen,
+		}
+		truth.reader = fromLeader{truth.reader}
 		bad.publisher, bad.reader = m.net, m.lag
 		bad.attempts, bad.firstPause = 3, time.Microsecond
-		m.log = &bad
 		for range 3 {
 			m.aggs = append(m.aggs, subject.Sandbox("acme", ids.New()))
 		}
