@@ -1,0 +1,278 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandtrail/sandtrail/libs/natsserver"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	exec "github.com/sandtrail/sandtrail/services/exec/app"
+	gateway "github.com/sandtrail/sandtrail/services/gateway/app"
+	gc "github.com/sandtrail/sandtrail/services/gc/app"
+	lifecycle "github.com/sandtrail/sandtrail/services/lifecycle/app"
+	usage "github.com/sandtrail/sandtrail/services/usage/app"
+)
+
+// worker is the name of the one worker that `up` runs.
+const worker = "local"
+
+// stack is what `up` runs.
+type stack struct {
+	*Stack
+	tel      *telemetry.Telemetry
+	progress *progress
+	lock     *os.File
+	nats     *natsserver.Server
+	conns    []*nats.Conn
+	topology topology.Options
+}
+
+// open locks the state and starts the log with its streams.
+func (u *Up) open(ctx context.Context, out, logs io.Writer) (_ *stack, err error) {
+	if err := u.resolve(); err != nil {
+		return nil, err
+	}
+	s := &stack{Stack: &u.Stack, progress: newProgress(out), topology: topology.Options{Replicas: 1}}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.lock, err = lock(u.State); err != nil {
+		return nil, err
+	}
+	if s.tel, err = u.telemetry(ctx, logs); err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(u.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("--nats: %w", err)
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, fmt.Errorf("--nats: %s is not a loopback address: the embedded server lets everybody in; run a server of your own for more than one host", u.NATS)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return nil, fmt.Errorf("--nats: %w", err)
+	}
+	if n == 0 {
+		n = -1
+	}
+	s.nats, err = natsserver.Start(natsserver.Options{
+		Dir: filepath.Join(u.State, "nats"), Host: host, Port: n, SyncInterval: u.SyncInterval, Log: s.tel.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	nc, err := s.connect("up")
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	if err := topology.Ensure(ctx, js, s.topology); err != nil {
+		return nil, fmt.Errorf("make streams and buckets: %w", err)
+	}
+	if err := topology.EnsureWorker(ctx, js, worker, s.topology); err != nil {
+		return nil, fmt.Errorf("make the worker's consumers: %w", err)
+	}
+	s.progress.done("log", "NATS JetStream at "+s.nats.URL())
+	return s, nil
+}
+
+func (s *stack) connect(name string) (*nats.Conn, error) {
+	nc, err := s.nats.Connect(nats.Name("sandtrail-"+name), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			// A slow reader of live output reads the stream instead.
+			if !errors.Is(err, nats.ErrSlowConsumer) {
+				s.tel.Log.Warn("NATS reported an error", "connection", name, "error", err)
+			}
+		}))
+	if err == nil {
+		s.conns = append(s.conns, nc)
+	}
+	return nc, err
+}
+
+// close ends what open and serve have begun, newest first.
+func (s *stack) close() {
+	for _, nc := range s.conns {
+		nc.Close()
+	}
+	if s.nats != nil {
+		s.nats.Shutdown()
+	}
+	if s.tel != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		if err := s.tel.Shutdown(ctx); err != nil {
+			s.tel.Log.Warn("the last traces were not sent", "error", err)
+		}
+	}
+	if s.lock != nil {
+		_ = os.Remove(filepath.Join(s.State, "up.json"))
+		_ = s.lock.Close()
+	}
+}
+
+func (s *Stack) sealKey() string { return filepath.Join(s.State, "keys", "seal.key") }
+
+func (s *stack) lifecycleConfig() lifecycle.Config {
+	return lifecycle.Config{
+		Worker: worker, StateDir: s.State, SealKeyFile: s.sealKey(),
+		Driver: lifecycle.DriverConfig{CacheDir: s.Cache, Progress: s.progress.step},
+	}
+}
+
+// prepare gets what is missing: gVisor, the toolbox and the image, and beside it the built-in ClickHouse.
+func (s *stack) prepare(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return lifecycle.Prepare(ctx, s.lifecycleConfig(), s.tel.Log, s.progress.step) })
+	if s.ClickHouse == "" {
+		g.Go(func() error {
+			_, err := usage.Prepare(ctx, s.Cache, func(note string) { s.progress.step("clickhouse", 0, 0, note) })
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+func (u *Up) prepareOnly(ctx context.Context, out, logs io.Writer) error {
+	if err := u.resolve(); err != nil {
+		return err
+	}
+	tel, err := u.telemetry(ctx, logs)
+	if err != nil {
+		return err
+	}
+	s := &stack{Stack: &u.Stack, progress: newProgress(out), tel: tel}
+	if s.lock, err = lock(u.State); err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	s.progress.done("prepared", "everything is there")
+	return nil
+}
+
+// serve prepares, runs every service until ctx ends, and calls ready once callers are let in.
+func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) error {
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	rows, err := s.usage(ctx)
+	if err != nil {
+		return err
+	}
+	g.Go(func() error { return named("usage", rows.Run(ctx)) })
+	if err := s.services(ctx, g); err != nil {
+		return errors.Join(err, rows.Close())
+	}
+	nc, err := s.connect("gateway")
+	if err != nil {
+		return err
+	}
+	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, SealKeyFile: s.sealKey()}, gateway.Deps{
+		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry,
+		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }},
+	})
+	if err != nil {
+		return err
+	}
+	g.Go(func() error { return named("gateway", edge.Run(ctx)) })
+	at := rows.Address()
+	err = ready(Addresses{
+		PID: os.Getpid(), GRPC: edge.GRPC(), HTTP: edge.HTTP(), NATS: s.nats.URL(), ClickHouseHTTP: at.HTTP, ClickHouseNative: at.Native,
+	})
+	if err != nil {
+		return err
+	}
+	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func (s *stack) usage(ctx context.Context) (*usage.App, error) {
+	nc, err := s.connect("usage")
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return usage.New(ctx, usage.Config{ClickHouse: s.ClickHouse, Dir: filepath.Join(s.State, "clickhouse"), Cache: s.Cache}, usage.Deps{
+		NC: nc, JS: js, Log: s.log("usage"), Registerer: s.registry("usage"),
+		Progress: func(note string) { s.progress.step("clickhouse", 0, 0, note) },
+	})
+}
+
+// services starts lifecycle, exec and gc.
+func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
+	conns := map[string]*nats.Conn{}
+	for _, name := range []string{"lifecycle", "exec", "gc"} {
+		nc, err := s.connect(name)
+		if err != nil {
+			return err
+		}
+		conns[name] = nc
+	}
+	life, err := lifecycle.New(ctx, s.lifecycleConfig(), lifecycle.Deps{
+		NC: conns["lifecycle"], Log: s.log("lifecycle"), Registry: s.tel.Registry, Topology: s.topology,
+	})
+	if err != nil {
+		return err
+	}
+	js, err := jetstream.New(conns["exec"])
+	if err != nil {
+		return err
+	}
+	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey()}, exec.Deps{
+		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.registry("exec"), Topology: s.topology,
+	})
+	if err != nil {
+		return err
+	}
+	sweep, err := gc.New(ctx, gc.Config{}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry})
+	if err != nil {
+		return err
+	}
+	g.Go(func() error { return named("lifecycle", life.Run(ctx)) })
+	g.Go(func() error { return named("exec", run.Run(ctx)) })
+	g.Go(func() error { return named("gc", sweep.Run(ctx)) })
+	return nil
+}
+
+func (s *stack) log(service string) *slog.Logger { return s.tel.Log.With("part", service) }
+
+// registry tells the metrics of one service from those of another that counts the same things.
+func (s *stack) registry(service string) prometheus.Registerer {
+	return prometheus.WrapRegistererWith(prometheus.Labels{"part": service}, s.tel.Registry)
+}
+
+func named(service string, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", service, err)
+}
