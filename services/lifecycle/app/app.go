@@ -186,6 +186,15 @@ func (a *App) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
+// RebuildViews removes every view of a sandbox and builds them again from the log. Run must be running. Until it returns views
+// are missing; what decides does not need them.
+func (a *App) RebuildViews(ctx context.Context) error {
+	if err := view.Clear(ctx, a.js); err != nil {
+		return err
+	}
+	return a.view.Rebuild(ctx)
+}
+
 func (a *App) consume(ctx context.Context, consumer string, h worker.Handler) error {
 	err := worker.Run(ctx, a.js, worker.Config{
 		Service: service, Stream: topology.StreamCommands, Consumer: consumer, Lanes: a.cfg.Lanes,

@@ -23,7 +23,7 @@ import (
 )
 
 // known bounds the states kept in memory; one that is not there is loaded from the log.
-const known = 10_000
+const known = 4096
 
 // Projection implements projection.Projection.
 type Projection struct {
@@ -31,6 +31,8 @@ type Projection struct {
 	events eventlog.Log
 	log    *slog.Logger
 	states map[string]sandbox.Sandbox
+	// last is the sequence of the event applied last: one that is not behind it starts a replay.
+	last uint64
 }
 
 // New projects into the bucket sandbox.
@@ -44,6 +46,18 @@ func New(ctx context.Context, js jetstream.JetStream, events eventlog.Log, log *
 
 // Name of the projection.
 func (p *Projection) Name() string { return "sandbox-view" }
+
+// Clear removes every view, before all are built again.
+func Clear(ctx context.Context, js jetstream.JetStream) error {
+	s, err := js.Stream(ctx, subject.BucketStream(topology.BucketSandbox))
+	if err != nil {
+		return fmt.Errorf("open the bucket of sandboxes: %w", err)
+	}
+	if err := s.Purge(ctx); err != nil {
+		return fmt.Errorf("remove the views of sandboxes: %w", err)
+	}
+	return nil
+}
 
 // Version of what a view means.
 func (p *Projection) Version() int { return 1 }
@@ -62,6 +76,11 @@ func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
 	if agg.Kind == subject.KindWorkspace {
 		return p.workspace(ctx, agg, e)
 	}
+	if e.Seq <= p.last {
+		// What was stored may be gone: nothing that is remembered about it holds.
+		clear(p.states)
+	}
+	p.last = e.Seq
 	s, ok := p.states[agg.ID]
 	if ok && e.Seq <= s.Seq {
 		return nil
@@ -76,10 +95,11 @@ func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
 	}
 	view := s.View()
 	if err := p.put(ctx, key(agg), func(old *commandsv1.SandboxView) *commandsv1.SandboxView {
-		if old.GetSequence() >= view.GetSequence() {
+		view.WorkspaceDeletedAt = old.GetWorkspaceDeletedAt()
+		// An equal sequence with another content comes from another version of this program.
+		if old.GetSequence() > view.GetSequence() || proto.Equal(old, view) {
 			return nil
 		}
-		view.WorkspaceDeletedAt = old.GetWorkspaceDeletedAt()
 		return view
 	}); err != nil {
 		return err
@@ -109,11 +129,7 @@ func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope
 }
 
 func (p *Projection) remember(s sandbox.Sandbox) {
-	if s.State == sandbox.Destroyed {
-		delete(p.states, s.ID)
-		return
-	}
-	if len(p.states) >= known {
+	if _, ok := p.states[s.ID]; !ok && len(p.states) >= known {
 		for id := range p.states {
 			delete(p.states, id)
 			break
