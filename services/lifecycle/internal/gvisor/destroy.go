@@ -19,7 +19,8 @@ const (
 	// graceMillis is how long programs have between TERM and KILL.
 	graceMillis = 2000
 	goneTimeout = 10 * time.Second
-	removeTries = 5
+	// Each try takes up to a second: an init that is slow to take its orphans keeps the cgroup busy.
+	removeTries = 15
 )
 
 // Destroy asks the keeper to end everything, and does it itself where there is none that answers. It returns once nothing is
@@ -37,6 +38,7 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 		// The directory is made before anything else and removed after everything else.
 		return runtime.Usage{}, nil
 	}
+	defer d.reap(id)
 	usage, graceful := d.shutdown(ctx, id)
 	if !graceful {
 		usage = d.lastUsage(id)
@@ -101,7 +103,9 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 	}
 	for try := 1; ; try++ {
 		// A process on its way into the group may have got there after the last look.
-		err = errors.Join(g.Kill(goneTimeout), g.Remove())
+		err = g.Kill(goneTimeout)
+		d.reap(id)
+		err = errors.Join(err, g.Remove())
 		if err == nil {
 			break
 		}

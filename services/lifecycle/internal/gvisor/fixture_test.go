@@ -9,12 +9,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
@@ -39,28 +41,22 @@ var programs = sync.OnceValues(func() ([2]string, error) {
 	return [2]string{runsc, toolbox}, err
 })
 
-// images unpacks the built-in image once for all tests of this package.
+// images is a store in the cache, so that the built-in image is unpacked once on a machine.
 var images = sync.OnceValues(func() (*image.Store, error) {
-	dir, err := os.MkdirTemp("", "sandtrail-images-")
+	// Orphans come to this process, as they do where lifecycle is the init of a container: nobody else takes them.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, err
+	}
+	cache, err := prepare.CacheDir()
 	if err != nil {
 		return nil, err
 	}
-	return image.Open(image.Options{Dir: dir, HostIDBase: DefaultHostIDBase, Sources: map[string]image.Source{
+	return image.Open(image.Options{Dir: filepath.Join(cache, "test-images"), HostIDBase: DefaultHostIDBase, Sources: map[string]image.Source{
 		debian.Reference: func(ctx context.Context, p prepare.Progress) (v1.Image, error) {
 			return debian.Build(ctx, debian.Options{Progress: p})
 		},
 	}})
 })
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if store, err := images(); err == nil {
-		if all, err := store.List(); err == nil && len(all) > 0 {
-			_ = os.RemoveAll(filepath.Dir(filepath.Dir(all[0].Rootfs)))
-		}
-	}
-	os.Exit(code)
-}
 
 type host struct {
 	*Driver
@@ -149,6 +145,11 @@ func (h *host) leftovers(id string) []string {
 		left = append(left, err.Error())
 	}
 	for _, p := range all {
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil {
+			if name, zombie := ownZombie(pid); zombie {
+				left = append(left, "zombie of "+name)
+			}
+		}
 		if line, err := os.ReadFile(p); err == nil && (strings.Contains(string(line), runtimeID(id)) || strings.Contains(string(line), id)) {
 			left = append(left, p+": "+strings.ReplaceAll(string(line), "\x00", " "))
 		}

@@ -83,6 +83,54 @@ func endKeeper(ctx context.Context, pid int, id string) error {
 	return waitPidfd(ctx, fd)
 }
 
+// reap takes ended children that nobody waits for. Where this process is the init of a container, or a subreaper, it becomes the
+// parent of keepers that an earlier process started and of sentries that lost their keeper: as zombies they would keep their
+// cgroup busy. Keepers and members of the sandbox's cgroup are taken, never a child of another part of the program; that a keeper
+// is also waited for by whoever started it does no harm.
+func (d *Driver) reap(id string) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		name, zombie := ownZombie(pid)
+		if zombie && (name == keeperName(d.o.Toolbox) || inGroup(pid, id)) {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
+}
+
+// keeperName is what the kernel calls a process of the program.
+func keeperName(program string) string {
+	name := filepath.Base(program)
+	return name[:min(len(name), 15)]
+}
+
+func inGroup(pid int, id string) bool {
+	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return err == nil && bytes.Contains(group, []byte("/"+runtimeID(id)))
+}
+
+// ownZombie gives the name of an ended child of this process.
+func ownZombie(pid int) (string, bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", false
+	}
+	// The name may hold anything; state and parent follow its closing bracket.
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return "", false
+	}
+	fields := bytes.Fields(stat[end+1:])
+	zombie := len(fields) > 1 && string(fields[0]) == "Z" && string(fields[1]) == strconv.Itoa(os.Getpid())
+	return string(stat[open+1 : end]), zombie
+}
+
 // pollSlice bounds one wait, so that the end of ctx is seen.
 const pollSlice = 50 * time.Millisecond
 

@@ -19,6 +19,13 @@ func TestRunscRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, checkStatic(path))
 
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	require.NoError(t, err)
+	require.NotContains(t, string(mounts), "sandtrail-probe-", "a probe leaves no mount")
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), "sandtrail-probe-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+
 	again, err := Runsc(t.Context(), Options{Runsc: path})
 	require.NoError(t, err)
 	require.Equal(t, path, again)

@@ -49,6 +49,10 @@ func runProbe(ctx context.Context, dir, path string) error {
 	cmd := exec.CommandContext(ctx, path, append(args, "run", "--bundle", dir, "probe")...)
 	// Its processes form a group of their own, and die with it: a probe that hangs leaves nothing.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() == 0 {
+		// runsc leaves a mount in its state directory; in a namespace of its own it goes with the probe.
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) }
 	cmd.WaitDelay = time.Second
 	var last tail
