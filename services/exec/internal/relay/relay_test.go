@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
@@ -136,8 +137,9 @@ func stored(t testing.TB, js jetstream.JetStream) (map[uint32][]byte, int) {
 	require.NoError(t, err)
 	got, chunks := map[uint32][]byte{}, 0
 	for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
-		m, err := st.GetMsg(t.Context(), seq)
-		require.NoError(t, err)
+		var m *jetstream.RawStreamMsg
+		// A replica may answer that has not caught up yet.
+		require.Eventually(t, func() bool { m, err = st.GetMsg(t.Context(), seq); return err == nil }, 5*time.Second, time.Millisecond)
 		chunks++
 		require.Equal(t, strconv.Itoa(chunks), m.Header.Get(transcript.HeaderChunk))
 		s := uint32(Stdout)
@@ -196,7 +198,14 @@ func TestOutputIsStoredOnceInOrderOverCutStreams(t *testing.T) {
 }
 
 func TestRelaysThatRaceStoreEachByteOnce(t *testing.T) {
-	js, _ := broker(t)
+	t.Run("one server", func(t *testing.T) {
+		js, _ := broker(t)
+		race(t, js)
+	})
+	t.Run("cluster", func(t *testing.T) { race(t, natstest.Cluster(t).JS) })
+}
+
+func race(t *testing.T, js jetstream.JetStream) {
 	p := newProgram(300, func() int { return 1 + rand.IntN(3000) })
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -43,6 +43,7 @@ func (k killed) Error() string { return k.reason }
 type keeper struct {
 	server.Handler
 	dir     string
+	spools  string
 	program program
 	stop    context.CancelFunc
 	served  chan struct{}
@@ -55,7 +56,7 @@ type keeper struct {
 func startKeeper(t testing.TB, state, box string, prog program) *keeper {
 	t.Helper()
 	k := &keeper{
-		dir: filepath.Join(state, "sandboxes", box), program: prog, execs: map[string]*process{}, starts: map[string]int{},
+		dir: filepath.Join(state, "sandboxes", box), spools: t.TempDir(), program: prog, execs: map[string]*process{}, starts: map[string]int{},
 	}
 	require.NoError(t, os.MkdirAll(k.dir, 0o700))
 	k.listen(t)
@@ -111,8 +112,12 @@ func (k *keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartR
 	if r.GetArgv()[0] == "missing" {
 		return nil, wire.NewError("not_found", "command_not_found", "missing: command not found")
 	}
+	dir, err := os.MkdirTemp(k.spools, "spool")
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	p := &process{start: r, spool: spool.New(spool.Options{Dir: "", Cap: 64 << 20}), began: time.Now(), cancel: cancel, done: make(chan struct{})}
+	p := &process{start: r, spool: spool.New(spool.Options{Dir: dir, Cap: 64 << 20}), began: time.Now(), cancel: cancel, done: make(chan struct{})}
 	k.execs[r.GetExecId()] = p
 	k.starts[r.GetExecId()]++
 	if ms := r.GetTimeoutMs(); ms > 0 {
