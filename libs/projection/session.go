@@ -1,0 +1,244 @@
+package projection
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/topology"
+)
+
+const (
+	callTimeout = 5 * time.Second
+	minPause    = 50 * time.Millisecond
+	maxPause    = 5 * time.Second
+	// window bounds what is read ahead, in bytes.
+	window = 8 << 20
+	// look is how often an idle session makes sure that the stream is still the one it reads.
+	look = 2 * time.Second
+)
+
+var errRecreated = errors.New("the stream of events was made anew")
+
+// checkpoint is what the bucket holds. Seq counts only in the stream's life that Incarnation names.
+type checkpoint struct {
+	Incarnation string `json:"incarnation"`
+	Seq         uint64 `json:"seq"`
+	Version     int    `json:"version"`
+}
+
+// session is one life of an ordered consumer.
+type session struct {
+	r           *Runner
+	kv          jetstream.KeyValue
+	consumer    jetstream.Consumer
+	incarnation string
+	// at is the sequence of the last event that was applied or skipped, saved that of the checkpoint.
+	at, saved uint64
+	// unsaved counts events since the checkpoint, since is when the first of them came.
+	unsaved int
+	since   time.Time
+}
+
+// session reads from the checkpoint on until ctx ends or something fails; works is called when it gets somewhere.
+func (r *Runner) session(ctx context.Context, works func()) error {
+	s, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	consumer, err := r.js.OrderedConsumer(ctx, topology.StreamEvents, jetstream.OrderedConsumerConfig{
+		FilterSubjects: r.p.Subjects(), DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: s.at + 1,
+		MaxResetAttempts: 1, InactiveThreshold: 30 * time.Second,
+	})
+	if err != nil {
+		return fmt.Errorf("open consumer: %w", err)
+	}
+	messages, err := consumer.Messages(jetstream.PullMaxBytes(window), jetstream.PullHeartbeat(time.Second))
+	if err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	defer messages.Stop()
+	s.consumer = consumer
+	err = s.read(ctx, messages, works)
+	// On the way out the checkpoint is stored whatever ended the session.
+	if e := s.save(context.WithoutCancel(ctx)); err == nil {
+		err = e
+	}
+	return err
+}
+
+// open loads the checkpoint. One of another incarnation or version counts as none.
+func (r *Runner) open(ctx context.Context) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stream, err := r.stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	kv, err := r.js.KeyValue(ctx, topology.BucketCheckpoint)
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoints: %w", err)
+	}
+	s := &session{r: r, kv: kv, incarnation: stream.CachedInfo().Config.Metadata[topology.MetaIncarnation]}
+	r.mu.Lock()
+	forget := r.forget
+	r.mu.Unlock()
+	if forget != nil {
+		if err := kv.Delete(ctx, r.key()); err != nil {
+			return nil, fmt.Errorf("forget checkpoint: %w", err)
+		}
+		r.advance(0, true)
+		r.mu.Lock()
+		r.forget = nil
+		r.mu.Unlock()
+		close(forget)
+		return s, nil
+	}
+	entry, err := kv.Get(ctx, r.key())
+	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, fmt.Errorf("load checkpoint: %w", err)
+	}
+	var c checkpoint
+	if err == nil && json.Unmarshal(entry.Value(), &c) == nil && c.Incarnation == s.incarnation &&
+		c.Version == r.p.Version() && c.Seq <= stream.CachedInfo().State.LastSeq {
+		s.at, s.saved = c.Seq, c.Seq
+	}
+	r.advance(s.at, s.at == 0)
+	return s, nil
+}
+
+func (r *Runner) stream(ctx context.Context) (jetstream.Stream, error) {
+	s, err := r.js.Stream(ctx, topology.StreamEvents)
+	if err != nil {
+		return nil, fmt.Errorf("open stream of events: %w", err)
+	}
+	return s, nil
+}
+
+func (s *session) read(ctx context.Context, messages jetstream.MessagesContext, works func()) error {
+	// An idle moment is when the view is as far as the log, so it comes soon after the last event.
+	idle := 20 * time.Millisecond
+	for {
+		wait, cancel := context.WithTimeout(ctx, idle)
+		m, err := messages.Next(jetstream.NextContext(wait))
+		timedOut := wait.Err() != nil
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && timedOut:
+			if err := s.idle(ctx); err != nil {
+				return err
+			}
+			idle = min(idle*2, look)
+			works()
+			continue
+		case err != nil:
+			return fmt.Errorf("read events: %w", err)
+		}
+		if err := s.take(ctx, m); err != nil {
+			return err
+		}
+		idle = 20 * time.Millisecond
+		works()
+	}
+}
+
+// idle runs when no event came for a while: it stores the checkpoint, sees whether the stream is still the same, and how far it
+// reached when the consumer had nothing left.
+func (s *session) idle(ctx context.Context) error {
+	if err := s.save(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stream, err := s.r.stream(ctx)
+	if err != nil {
+		return err
+	}
+	info := stream.CachedInfo()
+	if info.Config.Metadata[topology.MetaIncarnation] != s.incarnation || info.State.LastSeq < s.at {
+		return errRecreated
+	}
+	// Asked behind the stream: what it has nothing left of is all that the stream had.
+	c, err := s.consumer.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("read consumer: %w", err)
+	}
+	s.r.metrics.lag.Set(float64(c.NumPending))
+	if c.NumPending == 0 && c.Delivered.Stream <= s.at {
+		s.r.advance(info.State.LastSeq, false)
+	}
+	return nil
+}
+
+func (s *session) take(ctx context.Context, m jetstream.Msg) error {
+	meta, err := m.Metadata()
+	if err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	seq := meta.Sequence.Stream
+	e, err := envelope.Decode(m.Subject(), seq, m.Headers(), m.Data())
+	switch {
+	case err != nil:
+		// One bad message must not stop the view of all others. An audit of the log finds it too.
+		s.r.metrics.events.WithLabelValues("malformed").Inc()
+		s.r.log.ErrorContext(ctx, "an event cannot be decoded and is skipped", "seq", seq, "error", err)
+	case e.Body == nil:
+		s.r.metrics.events.WithLabelValues("unknown").Inc()
+	default:
+		if err := s.r.p.Apply(telemetry.Extract(ctx, m.Headers()), e); err != nil {
+			return fmt.Errorf("apply event %d: %w", seq, err)
+		}
+		s.r.metrics.events.WithLabelValues("applied").Inc()
+	}
+	s.at = seq
+	s.r.metrics.lag.Set(float64(meta.NumPending))
+	s.r.advance(seq, false)
+	if s.unsaved == 0 {
+		s.since = time.Now()
+	}
+	s.unsaved++
+	if s.unsaved >= SaveEvery || time.Since(s.since) >= SaveAfter {
+		return s.save(ctx)
+	}
+	return nil
+}
+
+func (s *session) save(ctx context.Context) error {
+	if s.unsaved == 0 || s.at == s.saved {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	data, err := json.Marshal(checkpoint{Incarnation: s.incarnation, Seq: s.at, Version: s.r.p.Version()})
+	if err != nil {
+		return fmt.Errorf("encode checkpoint: %w", err)
+	}
+	if _, err := s.kv.Put(ctx, s.r.key(), data); err != nil {
+		return fmt.Errorf("store checkpoint: %w", err)
+	}
+	s.saved, s.unsaved = s.at, 0
+	return nil
+}
+
+// sampled is true for 1, 2, 4, 8 and so on.
+func sampled(n int) bool { return bits.OnesCount(uint(n)) == 1 }
+
+func pause(ctx context.Context, failures int) {
+	limit := min(maxPause, minPause<<min(failures, 10))
+	t := time.NewTimer(limit/2 + rand.N(limit/2)) //nolint:gosec // spreads load, guards nothing
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
