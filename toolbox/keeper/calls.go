@@ -20,8 +20,10 @@ import (
 )
 
 const (
-	// maxEnds are ended execs held in memory with their output; of older ones only the end is kept, on disk.
-	maxEnds = 256
+	// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, on disk, up to
+	// maxRemembered of them; an id older than that counts as new.
+	maxEnds       = 256
+	maxRemembered = 16384
 	// stdinWait bounds one Stdin call to a program that does not read.
 	stdinWait = 10 * time.Second
 	maxGrace  = time.Minute
@@ -77,7 +79,7 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 		return p, false, nil
 	}
 	dir := k.execDir(r.ExecId)
-	if _, err := os.Lstat(dir); err == nil {
+	if _, err := os.Lstat(k.endFile(r.ExecId)); err == nil {
 		return nil, false, nil
 	}
 	if lost := k.lostLocked(); lost != "" {
@@ -302,12 +304,12 @@ func (k *Keeper) record(p *program, end *toolboxv1.End) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(p.dir+"/end", b, 0o600)
+	return os.WriteFile(k.endFile(p.id), b, 0o600)
 }
 
 // recorded reads the end of an exec that is no longer in memory.
 func (k *Keeper) recorded(id string) (*toolboxv1.End, error) {
-	b, err := os.ReadFile(k.execDir(id) + "/end")
+	b, err := os.ReadFile(k.endFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, wire.NewError("not_found", "exec_not_found", "no such command in this sandbox")
 	}

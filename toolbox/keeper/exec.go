@@ -191,6 +191,7 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	}
 	p.end = end
 	p.spool.End()
+	p.first.Close()
 	close(p.done)
 	k.ended(p)
 }
@@ -264,4 +265,6 @@ func (k *Keeper) endTree(p *program, reason string, grace time.Duration) {
 	}
 }
 
+// execDir holds an exec's output while it is kept, endFile its end, which is kept longer.
 func (k *Keeper) execDir(id string) string { return filepath.Join(k.spec.Dir, "execs", id) }
+func (k *Keeper) endFile(id string) string { return k.execDir(id) + ".end" }

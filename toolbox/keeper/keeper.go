@@ -41,11 +41,13 @@ type Keeper struct {
 	// stop ends Serve.
 	stop context.CancelFunc
 
-	mu      sync.Mutex
-	execs   map[string]*program
-	ends    []*program
-	running int
-	tags    uint32
+	mu    sync.Mutex
+	execs map[string]*program
+	ends  []*program
+	// remembered are the ids whose ends are on disk, the oldest first.
+	remembered []string
+	running    int
+	tags       uint32
 	// idle closes when, after shutting was set, no exec runs.
 	shutting bool
 	idle     chan struct{}
@@ -198,9 +200,18 @@ func (k *Keeper) ended(p *program) {
 	if len(k.ends) > maxEnds {
 		old = k.ends[0]
 	}
+	var forgotten string
+	k.remembered = append(k.remembered, p.id)
+	if len(k.remembered) > maxRemembered {
+		forgotten = k.remembered[0]
+		k.remembered = k.remembered[1:]
+	}
 	k.mu.Unlock()
 	if old != nil {
 		k.drop(old)
+	}
+	if forgotten != "" {
+		_ = os.Remove(k.endFile(forgotten))
 	}
 }
 
@@ -217,7 +228,7 @@ func (k *Keeper) drop(p *program) {
 		}
 	}
 	k.mu.Unlock()
-	if err := p.spool.Remove(); err != nil {
+	if err := errors.Join(p.spool.Remove(), os.RemoveAll(p.dir)); err != nil {
 		k.log.Error("output not removed", "exec", p.id, "error", err)
 	}
 }

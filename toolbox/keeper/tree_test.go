@@ -9,13 +9,16 @@ import (
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/keeper/keepertest"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
-// family starts children in sessions of their own, one of them orphaned twice over, that ignore TERM, and says when all run.
+// family starts children in sessions and a user namespace of their own, one of them orphaned twice over, most of which ignore
+// TERM, and says when all run.
 const family = `trap "" TERM
 setsid sh -c 'trap "" TERM; sleep 601' &
 (setsid sh -c '(trap "" TERM; sleep 602) & sleep 603' &)
-sleep 0.1; echo ready; sleep 604`
+unshare -U -r setsid sleep 606 &
+sleep 0.3; echo ready; sleep 604`
 
 // started starts a script and waits for its first line.
 func started(t *testing.T, b *keepertest.Box, r *toolboxv1.Start) {
@@ -42,7 +45,7 @@ func TestCancelEndsTheWholeTree(t *testing.T) {
 	started(t, b, other)
 	r := &toolboxv1.Start{ExecId: keepertest.NewID(), Argv: []string{"sh", "-c", family}}
 	started(t, b, r)
-	require.Equal(t, 5, sleepers(t, b))
+	require.Equal(t, 6, sleepers(t, b))
 	_, err := b.Signal(t.Context(), &toolboxv1.Signal{ExecId: r.ExecId, Tree: true, GraceMs: 200, Reason: "cancelled"})
 	require.NoError(t, err)
 	o := b.Follow(t, r.ExecId, 0, 0)
@@ -92,14 +95,16 @@ func TestMemoryBomb(t *testing.T) {
 	require.Equal(t, "oom_killed", o.Reason, "%v", o.End)
 }
 
-func TestFullWorkspace(t *testing.T) {
+func TestFullDisks(t *testing.T) {
 	b := keepertest.Start(t)
 	o := b.Sh(t, "dd if=/dev/zero of=/workspace/f bs=1M count=400")
 	require.Equal(t, int32(1), o.ExitCode)
 	require.Contains(t, o.Stderr, "No space left on device")
 	o = b.Sh(t, "rm /workspace/f; dd if=/dev/zero of=/tmp/f bs=1M count=300")
 	require.Contains(t, o.Stderr, "No space left on device")
-	require.Equal(t, "ok\n", b.Sh(t, "rm /tmp/f; echo ok").Stdout)
+	o = b.Sh(t, "rm /tmp/f; dd if=/dev/zero of=/var/tmp/f bs=1M count=100")
+	require.Contains(t, o.Stderr, "No space left on device")
+	require.Equal(t, "ok\n", b.Sh(t, "rm /var/tmp/f; echo ok").Stdout)
 }
 
 // A guest's set-uid file means nothing, inside or on the host.
@@ -108,4 +113,11 @@ func TestSetuid(t *testing.T) {
 	o := b.Sh(t, "cp /bin/busybox /workspace/id && chmod 4755 /workspace/id && /workspace/id | head -1; id -u")
 	require.Contains(t, o.Stdout, "1000\n")
 	require.NotContains(t, o.Stdout, "uid=0")
+}
+
+func TestOpenFilesAndCPU(t *testing.T) {
+	b := keepertest.Start(t, func(s *launch.Spec) { s.CPUMillis, s.OpenFiles = 300, 64 })
+	require.Equal(t, "64\n", b.Sh(t, "ulimit -n; ulimit -n 65 2>/dev/null").Stdout)
+	o := b.Sh(t, "timeout 1 sh -c 'while :; do :; done'")
+	require.Less(t, o.Usage.CpuMs*1000, o.WallTimeUs*40/100)
 }

@@ -86,7 +86,7 @@ func Toolbox(t testing.TB) string {
 // Rootfs is a small image: a static busybox with its applets, from the distribution's package.
 func Rootfs(t testing.TB) string {
 	t.Helper()
-	root := filepath.Join(Cache(t), "images", "busybox")
+	root := filepath.Join(Cache(t), "images", "busybox-2")
 	if _, err := os.Stat(filepath.Join(root, "etc/passwd")); err == nil {
 		return root
 	}
@@ -109,6 +109,8 @@ func Rootfs(t testing.TB) string {
 			_ = os.Symlink("busybox", filepath.Join(root, "bin", applet))
 		}
 	}
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "var/tmp"), 0o755))
+	require.NoError(t, os.Chmod(filepath.Join(root, "var/tmp"), 0o777|os.ModeSticky))
 	users := "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
 	require.NoError(t, os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(users), 0o644))
 	return root

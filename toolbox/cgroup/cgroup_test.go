@@ -1,0 +1,74 @@
+package cgroup
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestLocate(t *testing.T) {
+	v1 := `30 23 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs rw
+31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+32 30 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+33 30 0:29 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+34 30 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+`
+	g, err := locate(v1, "4:memory:/own/group\n3:cpu,cpuacct:/own\n2:pids:/\n0::/scope\n", "sandtrail/x")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/sys/fs/cgroup/memory/own/group/sandtrail/x", "/sys/fs/cgroup/cpu,cpuacct/own/sandtrail/x",
+		"/sys/fs/cgroup/pids/sandtrail/x", "/sys/fs/cgroup/unified/scope/sandtrail/x"}, g.dirs())
+	require.False(t, g.unified)
+
+	v2 := "31 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
+	g, err = locate(v2, "0::/system.slice/sandtrail.service\n", "sandtrail/x")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/sys/fs/cgroup/system.slice/sandtrail.service/sandtrail/x"}, g.dirs())
+	require.True(t, g.unified)
+
+	// In a container the mount shows the container's own group as its root.
+	g, err = locate("31 23 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "0::/docker/abc\n", "x")
+	require.NoError(t, err)
+	require.Equal(t, []string{"/sys/fs/cgroup/x"}, g.dirs())
+
+	_, err = locate("", "", "x")
+	require.Error(t, err)
+	for _, name := range []string{"", "../x", "/x", "a/../../x"} {
+		_, err := Open(name)
+		require.Error(t, err, name)
+	}
+}
+
+func TestGroup(t *testing.T) {
+	g, err := Open(fmt.Sprintf("sandtrail-test/unit-%d", os.Getpid()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Remove()) })
+	require.NoError(t, g.Create(Limits{MemoryBytes: 64 << 20, CPUMillis: 500, PIDs: 20}))
+	require.NoError(t, g.Create(Limits{MemoryBytes: 32 << 20, CPUMillis: 500, PIDs: 20}), "again")
+
+	record := filepath.Join(t.TempDir(), "cgroup.json")
+	require.NoError(t, g.Save(record))
+	again, err := Load(record)
+	require.NoError(t, err)
+	require.Equal(t, g, again)
+
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "read x; x=$(seq 1 20000); while :; do :; done")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	for _, procs := range g.Procs() {
+		require.NoError(t, os.WriteFile(procs, fmt.Append(nil, cmd.Process.Pid), 0))
+	}
+	require.Error(t, g.Remove(), "it has a process")
+	require.NoError(t, in.Close())
+	require.Eventually(t, func() bool { return g.Stats().CPU > 50*time.Millisecond }, 10*time.Second, 5*time.Millisecond)
+	require.NotZero(t, again.Stats().MemoryPeak)
+	go cmd.Wait()
+	require.NoError(t, again.Kill(5*time.Second))
+	require.NoError(t, g.Remove())
+	require.NoError(t, g.Remove(), "already gone")
+}
