@@ -15,8 +15,10 @@ func TestMain(m *testing.M) {
 		serve(dir)
 		return
 	}
-	if err := flag.Set("rapid.checks", "25"); err != nil {
-		os.Exit(1)
+	for name, value := range map[string]string{"rapid.checks": "25", "rapid.nofailfile": "true"} {
+		if err := flag.Set(name, value); err != nil {
+			os.Exit(1)
+		}
 	}
 	goleak.VerifyTestMain(m)
 }
