@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +48,9 @@ type keeper struct {
 	program program
 	stop    context.CancelFunc
 	served  chan struct{}
+
+	// busy is how many Starts are refused for lack of a connection.
+	busy atomic.Int32
 
 	mu     sync.Mutex
 	execs  map[string]*process
@@ -108,6 +112,9 @@ func (k *keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartR
 	defer k.mu.Unlock()
 	if p := k.execs[r.GetExecId()]; p != nil {
 		return &toolboxv1.StartReply{}, nil
+	}
+	if k.busy.Add(-1) >= 0 {
+		return nil, wire.NewError("resource_exhausted", "quota", "too many connections to the sandbox")
 	}
 	if r.GetArgv()[0] == "missing" {
 		return nil, wire.NewError("not_found", "command_not_found", "missing: command not found")

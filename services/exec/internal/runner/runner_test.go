@@ -192,6 +192,18 @@ func TestToolboxThatComesBackIsNoLoss(t *testing.T) {
 	require.Equal(t, "begun\n", string(x.output()["stdout"]))
 }
 
+func TestBusyToolboxIsAskedAgain(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	k := startKeeper(t, r.state, r.box, hello)
+	k.busy.Store(3)
+	r.service(nil)
+	x := r.exec(spec(), map[string]string{"A": "1"}).send()
+	require.Equal(t, sandbox.ReasonExited, x.wait().Completed.GetReason())
+	require.Equal(t, 1, k.started(x.agg.ID))
+}
+
 func TestCancelAndTimeout(t *testing.T) {
 	r := newRig(t)
 	r.starting()

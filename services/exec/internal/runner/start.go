@@ -64,7 +64,7 @@ func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, err
 // whatever was before. It may record an end: of a program that cannot be started, or whose sandbox is gone.
 func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool) error {
 	down := x.outage()
-	for {
+	for busy := 0; ; {
 		err := x.startOnce(ctx, cmd, fresh)
 		var refused *client.Error
 		switch {
@@ -79,10 +79,15 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 			}
 		case errors.Is(err, errCancelled):
 			return x.never(ctx, sandbox.ReasonCancelled, "cancelled before it was started")
-		case errors.As(err, &refused) && refused.Reason == string(fault.ReasonCommandNotFound):
-			return x.neverWith(ctx, notFound, sandbox.ReasonStartFailed, refused.Message)
-		case errors.As(err, &refused) && refused.Code != string(fault.Unavailable):
-			return x.never(ctx, sandbox.ReasonStartFailed, refused.Message)
+		case errors.As(err, &refused) && undecided(refused) && busy < busyMost:
+			// Whether it was started is open: ask what the toolbox knows, then again.
+			busy++
+			fresh = false
+			if err := pause(ctx, 100*time.Millisecond); err != nil {
+				return err
+			}
+		case errors.As(err, &refused):
+			return x.declined(ctx, refused)
 		case errors.As(err, new(*fault.Error)):
 			return x.never(ctx, sandbox.ReasonStartFailed, fault.From(err).Message)
 		default:
@@ -90,6 +95,35 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 				return err
 			}
 		}
+	}
+}
+
+// busyMost is how often a toolbox is asked that can neither start a program nor say why.
+const busyMost = 50
+
+// undecided: the toolbox was busy or failed itself, which says nothing about the program.
+func undecided(e *client.Error) bool {
+	switch fault.Code(e.Code) {
+	case fault.Unavailable, fault.DeadlineExceeded, fault.Internal:
+		return true
+	default:
+		return e.Reason == string(fault.ReasonQuota)
+	}
+}
+
+// declined records that the toolbox did not start the program.
+func (x *run) declined(ctx context.Context, e *client.Error) error {
+	switch fault.Reason(e.Reason) {
+	case fault.ReasonCommandNotFound:
+		return x.neverWith(ctx, notFound, sandbox.ReasonStartFailed, e.Message)
+	case fault.ReasonSandboxDestroyed:
+		return x.never(ctx, sandbox.ReasonSandboxDestroyed, e.Message)
+	default:
+		if undecided(e) {
+			// Should it run after all, nobody would ever hear of it.
+			_ = x.r.toolboxSignal(ctx, x.agg, sandbox.ReasonCancelled)
+		}
+		return x.never(ctx, sandbox.ReasonStartFailed, e.Message)
 	}
 }
 
