@@ -37,7 +37,7 @@ type output struct {
 	// piece of its own; then it becomes a plain stream, which is faster. Guarded by once.
 	write *os.File
 	once  sync.Once
-	// ended closes when nothing more is read.
+	// ended closes when nothing more is kept.
 	ended chan struct{}
 }
 
@@ -80,10 +80,28 @@ func (o *output) plain() {
 	})
 }
 
-// pump reads until the end of the pipe, or until stop, and then what is left in it.
+// pump reads until the end of the pipe, or until finish, and then what is left in it. Where a child of the program still holds
+// the pipe, it goes on reading and drops what comes: a closed pipe would kill a server at its next line of log.
 func (o *output) pump() {
-	defer close(o.ended)
 	defer o.read.Close()
+	held := o.keep()
+	close(o.ended)
+	if !held {
+		return
+	}
+	_ = o.read.SetReadDeadline(time.Time{})
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := o.read.Read(buf)
+		o.count.Add(uint64(n))
+		if err != nil {
+			return
+		}
+	}
+}
+
+// keep is the part of pump that keeps what it reads. True: the pipe has not ended.
+func (o *output) keep() bool {
 	defer o.plain()
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)
@@ -99,9 +117,9 @@ func (o *output) pump() {
 		case err == nil:
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			o.rest(buf)
-			return
+			return true
 		default:
-			return
+			return false
 		}
 	}
 }

@@ -121,3 +121,11 @@ func TestOpenFilesAndCPU(t *testing.T) {
 	o := b.Sh(t, "timeout 1 sh -c 'while :; do :; done'")
 	require.Less(t, o.Usage.CpuMs*1000, o.WallTimeUs*40/100)
 }
+
+// A child that outlives its command keeps running, also when it prints.
+func TestBackgroundChildLivesOn(t *testing.T) {
+	b := keepertest.Start(t)
+	o := b.Sh(t, "(sleep 0.3; for i in 1 2 3; do seq 1 50000; done; echo alive >/workspace/alive) & echo hi")
+	require.Equal(t, "hi\n", o.Stdout)
+	require.Eventually(t, func() bool { return b.Sh(t, "cat /workspace/alive").Stdout == "alive\n" }, 10*time.Second, 50*time.Millisecond)
+}
