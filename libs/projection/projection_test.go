@@ -153,14 +153,22 @@ func TestKilledInTheMiddleGivesTheSameState(t *testing.T) {
 		return errors.New("killed")
 	}
 	_, stop = run(t, f, killed, projection.Options{})
-	<-hung
+	resume := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(resume)
+	select {
+	case <-hung:
+	case <-time.After(patience):
+		require.FailNow(t, "the event that hangs did not come")
+	}
 	again := newView()
 	again.version, again.state = 2, maps.Clone(killed.state) // Apply hangs, so nobody else uses it
 	r, _ = run(t, f, again, projection.Options{})
 	wait(t, r, last)
 	require.Equal(t, whole.snapshot(), again.snapshot())
-	require.Equal(t, 700, again.count(), "it went on behind the checkpoint at %d", projection.SaveEvery)
-	close(release)
+	// A slow machine stores checkpoints by time as well, so it may have gone on further behind.
+	require.GreaterOrEqual(t, again.count(), 500, "what was not applied is")
+	require.LessOrEqual(t, again.count(), 1200-projection.SaveEvery, "it went on behind the checkpoint")
+	resume()
 	stop()
 }
 
