@@ -13,11 +13,16 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
@@ -46,6 +51,8 @@ type Deps struct {
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 	Topology topology.Options
+	// Tracer makes spans of commands; nil makes none.
+	Tracer trace.TracerProvider
 	// Driver runs the sandboxes; nil is gVisor on this host as Config.Driver says.
 	Driver runtime.Driver
 	// Events is the log; nil is the one on NC.
@@ -60,6 +67,7 @@ type App struct {
 	log  *slog.Logger
 	js   jetstream.JetStream
 	reg  prometheus.Registerer
+	span trace.Tracer
 	live *views.Set
 	view *projection.Runner
 
@@ -92,7 +100,13 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Registry == nil {
 		d.Registry = prometheus.NewRegistry()
 	}
-	a := &App{cfg: cfg, log: d.Log.With("service", service), js: js, reg: d.Registry, live: views.New(d.Log, views.Live)}
+	if d.Tracer == nil {
+		d.Tracer = noop.NewTracerProvider()
+	}
+	a := &App{
+		cfg: cfg, log: d.Log.With("service", service), js: js, reg: d.Registry, live: views.New(d.Log, views.Live),
+		span: d.Tracer.Tracer("github.com/sandtrail/sandtrail/services/lifecycle"),
+	}
 	projected, err := view.New(ctx, js, d.Events, a.log)
 	if err != nil {
 		return nil, err
@@ -175,12 +189,18 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { return a.view.Run(ctx) })
 	if a.scheduler != nil {
 		g.Go(func() error { return a.workers.Run(ctx, a.js) })
-		g.Go(func() error { return a.consume(ctx, topology.ConsumerScheduler, a.scheduler.Handle) })
+		g.Go(func() error {
+			return a.consume(ctx, topology.ConsumerScheduler, a.cfg.Lanes, "sandbox.decide", a.scheduler.Handle)
+		})
 		g.Go(func() error { return a.sweep(ctx) })
 	}
 	if a.role != nil {
 		g.Go(func() error { return a.heartbeat.Run(ctx, a.js) })
-		g.Go(func() error { return a.consume(ctx, topology.ConsumerWorker(a.cfg.Worker), a.role.Handle) })
+		// A lane for every sandbox that there may be: one that waits for a slow registry holds up nobody else's, nor its own end.
+		lanes := max(a.cfg.Lanes, min(maxLanes, a.cfg.MaxSandboxes+16))
+		g.Go(func() error {
+			return a.consume(ctx, topology.ConsumerWorker(a.cfg.Worker), lanes, "sandbox.work", a.role.Handle)
+		})
 		g.Go(func() error { return a.reconcile.Run(ctx) })
 	}
 	return g.Wait()
@@ -195,15 +215,29 @@ func (a *App) RebuildViews(ctx context.Context) error {
 	return a.view.Rebuild(ctx)
 }
 
-func (a *App) consume(ctx context.Context, consumer string, h worker.Handler) error {
+func (a *App) consume(ctx context.Context, consumer string, lanes int, span string, h worker.Handler) error {
 	err := worker.Run(ctx, a.js, worker.Config{
-		Service: service, Stream: topology.StreamCommands, Consumer: consumer, Lanes: a.cfg.Lanes,
+		Service: service, Stream: topology.StreamCommands, Consumer: consumer, Lanes: lanes,
 		Log: a.log, Registerer: a.reg, Backoff: slices.Clone(backoff), MaxAttempts: maxAttempts,
-	}, h)
+	}, a.traced(span, h))
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("consume %s: %w", consumer, err)
 	}
 	return nil
+}
+
+// traced makes a span of each command, behind the one that sent it.
+func (a *App) traced(name string, h worker.Handler) worker.Handler {
+	return func(ctx context.Context, m worker.Message) error {
+		ctx, span := a.span.Start(ctx, name, trace.WithSpanKind(trace.SpanKindConsumer))
+		defer span.End()
+		span.SetAttributes(attribute.String("messaging.destination.name", m.Subject), attribute.Int("sandtrail.attempt", m.Attempt))
+		err := h(ctx, m)
+		if err != nil {
+			span.SetStatus(codes.Error, string(fault.From(err).Reason))
+		}
+		return err
+	}
 }
 
 // A command that fails this often over about ten minutes goes to the dead letters. What it left half done is then up to the
@@ -213,6 +247,9 @@ var backoff = []time.Duration{
 }
 
 const maxAttempts = 25
+
+// maxLanes is what the consumers hand out at once.
+const maxLanes = 256
 
 func (a *App) sweep(ctx context.Context) error {
 	select {

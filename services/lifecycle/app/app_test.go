@@ -339,6 +339,33 @@ func TestTheReconcilerFindsDeathsOrphansAndWhatIsOverTime(t *testing.T) {
 	require.Empty(t, w.host.ids())
 }
 
+func TestASandboxThatDoesNotAnswerIsNotDeadAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	id := w.create()
+	w.host.with(func(h *host) { h.silent[id] = true })
+	require.Never(t, func() bool { return w.load(id).State != sandbox.Ready }, 300*time.Millisecond, tick)
+	w.ahead.Store(int64(3 * time.Minute))
+	require.Equal(t, string(fault.ReasonToolboxUnavailable), w.await(id, sandbox.Failed).Reason)
+	require.Eventually(t, func() bool { return len(w.host.ids()) == 0 }, patience, tick)
+}
+
+func TestWorkspacesThatTheLogDoesNotKnowAreKeptForLong(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	unknown := ids.New()
+	w.host.with(func(h *host) { h.disks[unknown] = true })
+	exists := func() bool {
+		w.host.mu.Lock()
+		defer w.host.mu.Unlock()
+		return w.host.disks[unknown]
+	}
+	w.ahead.Store(int64(23 * time.Hour))
+	require.Never(t, func() bool { return !exists() }, 300*time.Millisecond, tick)
+	w.ahead.Store(int64(49 * time.Hour))
+	require.Eventually(t, func() bool { return !exists() }, patience, tick)
+}
+
 func TestWhatAnEndedSandboxLeftIsRemoved(t *testing.T) {
 	w := newWorld(t)
 	w.start()

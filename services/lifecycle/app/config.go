@@ -46,7 +46,7 @@ type Config struct {
 	HeartbeatEvery, ReconcileEvery, SampleEvery, SweepEvery time.Duration
 	// WorkerWait is how long a create waits where no worker is known: 6 s.
 	WorkerWait time.Duration
-	// Lanes is how many sandboxes a role works on at the same time: 16.
+	// Lanes is how many sandboxes a role works on at the same time: 16. A worker has one for each place.
 	Lanes int
 
 	// What a sandbox gets unless its request says otherwise: 1,000 millicores, 1 GiB, 512 processes, 24 h, a workspace of 5 GiB
@@ -136,7 +136,7 @@ func (c Config) Validate() error {
 		check(d > 0, "%s: %s is not positive", name, d)
 	}
 	check(c.HeartbeatEvery <= 10*time.Second, "heartbeat interval: %s is over 10 s, at which a worker counts as gone", c.HeartbeatEvery)
-	check(c.Lanes > 0 && c.Lanes <= 256, "lanes: %d is not between 1 and 256", c.Lanes)
+	check(c.Lanes > 0 && c.Lanes <= maxLanes, "lanes: %d is not between 1 and %d", c.Lanes, maxLanes)
 	check(c.CPUMillis <= c.MaxCPUMillis, "cpu: the default is over the maximum")
 	check(c.MemoryBytes <= c.MaxMemoryBytes, "memory: the default is over the maximum")
 	check(c.PIDs <= c.MaxPIDs, "processes: the default is over the maximum")

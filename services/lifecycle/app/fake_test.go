@@ -24,6 +24,8 @@ type host struct {
 	// Faults: create runs in the middle of a create, destroy before an end; an error fails it.
 	create  func(ctx context.Context, id string) error
 	destroy func(id string) error
+	// silent sandboxes live and do not answer.
+	silent map[string]bool
 }
 
 type box struct {
@@ -34,7 +36,7 @@ type box struct {
 }
 
 func newHost() *host {
-	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, made: map[string]int{}}
+	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, made: map[string]int{}, silent: map[string]bool{}}
 }
 
 func (h *host) with(f func(*host)) {
@@ -141,6 +143,9 @@ func (d *driver) status(id string, b *box) runtime.Status {
 func (d *driver) Inspect(_ context.Context, id string) (runtime.Status, error) {
 	d.host.mu.Lock()
 	defer d.host.mu.Unlock()
+	if d.host.silent[id] {
+		return runtime.Status{}, fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "no answer")
+	}
 	return d.status(id, d.host.boxes[id]), nil
 }
 
@@ -152,7 +157,9 @@ func (d *driver) List(context.Context) ([]runtime.Status, error) {
 	defer d.host.mu.Unlock()
 	var all []runtime.Status
 	for id, b := range d.host.boxes {
-		all = append(all, d.status(id, b))
+		st := d.status(id, b)
+		st.Alive = st.Alive && !d.host.silent[id]
+		all = append(all, st)
 	}
 	return all, nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -120,7 +121,9 @@ func (r *Role) start(ctx context.Context, s sandbox.Sandbox, env map[string]stri
 		defer close(watched)
 		r.watchEnd(ctx, s, cancel)
 	}()
-	created, err := r.driver.Create(ctx, spec(s, env))
+	traced, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/sandtrail/sandtrail/services/lifecycle").Start(ctx, "runtime.create")
+	created, err := r.driver.Create(traced, spec(s, env))
+	span.End()
 	cause := context.Cause(ctx)
 	cancel(nil)
 	<-watched

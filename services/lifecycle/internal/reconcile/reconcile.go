@@ -8,9 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -56,13 +59,24 @@ type Reconciler struct {
 	live   *views.Set
 	now    func() time.Time
 
-	// seen is when an orphan was first seen, sampled when usage was recorded last; both hold only what still exists.
+	count atomic.Int64
+	// pass keeps passes apart.
+	pass sync.Mutex
+
+	// mu guards the maps, which hold only what still exists: when an orphan was first seen, when usage was recorded last, and
+	// since when a toolbox does not answer.
+	mu      sync.Mutex
 	seen    map[string]time.Time
 	sampled map[string]time.Time
-	count   atomic.Int64
-	// pass keeps passes apart: Run and a test may both ask for one.
-	pass sync.Mutex
+	silent  map[string]time.Time
 }
+
+const (
+	// parallel bounds the sandboxes that are put right at once, so that one that cannot be ended does not hold up the others.
+	parallel = 8
+	// silence is how long a toolbox may not answer before its sandbox counts as lost. A busy host is no death.
+	silence = 2 * time.Minute
+)
 
 // New makes a reconciler; live must be running.
 func New(
@@ -71,7 +85,7 @@ func New(
 ) *Reconciler {
 	return &Reconciler{
 		cfg: cfg, log: log, events: events, find: find, driver: driver, role: role, busy: busy, live: live, now: now,
-		seen: map[string]time.Time{}, sampled: map[string]time.Time{},
+		seen: map[string]time.Time{}, sampled: map[string]time.Time{}, silent: map[string]time.Time{},
 	}
 }
 
@@ -112,7 +126,7 @@ func (r *Reconciler) Pass(ctx context.Context) error {
 	for _, st := range found {
 		here[st.ID] = st
 	}
-	var errs []error
+	work := newCrew()
 	for _, v := range r.live.All() {
 		if v.GetWorker() != r.cfg.Worker {
 			continue
@@ -123,14 +137,43 @@ func (r *Reconciler) Pass(ctx context.Context) error {
 		if r.settled(v, st, exists) {
 			continue
 		}
-		errs = append(errs, r.attend(ctx, id, func() error { return r.known(ctx, v.GetTenantId(), id) }))
+		work.do(func() error { return r.attend(ctx, id, func() error { return r.known(ctx, v.GetTenantId(), id) }) })
 	}
 	for id, st := range here {
-		errs = append(errs, r.attend(ctx, id, func() error { return r.stray(ctx, st) }))
+		work.do(func() error { return r.attend(ctx, id, func() error { return r.stray(ctx, st) }) })
 	}
+	err = work.wait()
 	r.forget(here)
-	errs = append(errs, r.workspaces(ctx))
-	return errors.Join(errs...)
+	return errors.Join(err, r.workspaces(ctx))
+}
+
+// crew does things side by side and collects what fails.
+type crew struct {
+	g    errgroup.Group
+	mu   sync.Mutex
+	errs []error
+}
+
+func newCrew() *crew {
+	c := &crew{}
+	c.g.SetLimit(parallel)
+	return c
+}
+
+func (c *crew) do(f func() error) {
+	c.g.Go(func() error {
+		if err := f(); err != nil {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.errs = append(c.errs, err)
+		}
+		return nil
+	})
+}
+
+func (c *crew) wait() error {
+	_ = c.g.Wait() // no member returns an error
+	return errors.Join(c.errs...)
 }
 
 // attend does something unless a command is doing something with the same sandbox.
@@ -211,8 +254,14 @@ func (r *Reconciler) expire(ctx context.Context, s sandbox.Sandbox, m history.Me
 func (r *Reconciler) ready(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
 	st, err := r.driver.Inspect(ctx, s.ID)
 	if err != nil {
-		return fmt.Errorf("inspect: %w", err)
+		if r.since(r.silent, s.ID, m.Time) < silence {
+			return fmt.Errorf("inspect: %w", err)
+		}
+		return r.role.Fail(ctx, s, m, fault.ReasonToolboxUnavailable, sandbox.Ready, fmt.Sprintf("its toolbox did not answer for %s", silence))
 	}
+	r.mu.Lock()
+	delete(r.silent, s.ID)
+	r.mu.Unlock()
 	if !st.Alive {
 		reason, message := fault.Reason(st.Reason), st.Message
 		if reason == "" {
@@ -235,7 +284,9 @@ func (r *Reconciler) ready(ctx context.Context, s sandbox.Sandbox, m history.Met
 		return sandbox.SampleUsage{At: m.Time, Usage: materialise.Metrics(used)}
 	})
 	if err == nil {
+		r.mu.Lock()
 		r.sampled[s.ID] = m.Time
+		r.mu.Unlock()
 	}
 	return err
 }
@@ -244,7 +295,9 @@ func (r *Reconciler) sampleDue(s sandbox.Sandbox, now time.Time) bool {
 	if r.cfg.SampleEvery == 0 || s.State != sandbox.Ready {
 		return false
 	}
+	r.mu.Lock()
 	last, ok := r.sampled[s.ID]
+	r.mu.Unlock()
 	if !ok {
 		// After a restart the last sample is in the view's uptime; a sandbox without one counts from its start.
 		last = s.RunningSince.Add(max(0, s.Uptime-s.PastUptime))
@@ -301,13 +354,18 @@ func (r *Reconciler) workspaces(ctx context.Context) error {
 		if _, live := r.live.Get(id); live || !subject.ValidToken(id) {
 			continue
 		}
-		if first, ok := r.seen[key]; ok && first.IsZero() {
+		r.mu.Lock()
+		first, ok := r.seen[key]
+		r.mu.Unlock()
+		if ok && first.IsZero() {
 			continue
 		}
 		errs = append(errs, r.attend(ctx, id, func() error { return r.workspace(ctx, id, key) }))
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for key := range r.seen {
-		if len(key) > len("workspace ") && key[:len("workspace ")] == "workspace " && !here[key] {
+		if strings.HasPrefix(key, "workspace ") && !here[key] {
 			delete(r.seen, key)
 		}
 	}
@@ -321,7 +379,9 @@ func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
 	}
 	if s.Exists() {
 		// The log knows it, so it is removed by command when its time has come. The zero time says that it was looked up.
+		r.mu.Lock()
 		r.seen[key] = time.Time{}
+		r.mu.Unlock()
 		return nil
 	}
 	if !r.old(key, r.cfg.WorkspaceGrace) {
@@ -333,24 +393,34 @@ func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
 
 // old reports whether something was first seen at least grace ago.
 func (r *Reconciler) old(key string, grace time.Duration) bool {
-	now := r.now()
-	first, ok := r.seen[key]
+	return r.since(r.seen, key, r.now()) >= grace
+}
+
+// since is how long ago a key was first put into one of the maps; the first time puts it there.
+func (r *Reconciler) since(in map[string]time.Time, key string, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first, ok := in[key]
 	if !ok {
-		r.seen[key], first = now, now
+		in[key], first = now, now
 	}
-	return now.Sub(first) >= grace
+	return now.Sub(first)
 }
 
 // forget drops what is kept about sandboxes that are no longer here.
 func (r *Reconciler) forget(strays map[string]runtime.Status) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for key := range r.seen {
 		if _, ok := strays[key]; !ok && ids.Valid(key) {
 			delete(r.seen, key)
 		}
 	}
-	for id := range r.sampled {
-		if _, ok := r.live.Get(id); !ok {
-			delete(r.sampled, id)
+	for _, m := range []map[string]time.Time{r.sampled, r.silent} {
+		for id := range m {
+			if _, ok := r.live.Get(id); !ok {
+				delete(m, id)
+			}
 		}
 	}
 }
