@@ -80,7 +80,9 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 		})
 		go func() { <-p.done; timer.Stop() }()
 	}
-	go k.feed(p, r.Stdin, !r.KeepStdin)
+	// Locked here: Stdin calls come behind it.
+	p.in.mu.Lock()
+	go p.in.feed(r.Stdin, !r.KeepStdin)
 	time.AfterFunc(firstAttach, p.first.Close)
 }
 
@@ -108,13 +110,6 @@ func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 		Stdio: [3]*os.File{stdin, p.out[0].write, p.out[1].write},
 	})
 	return err
-}
-
-// feed writes the standard input that came with the start.
-func (k *Keeper) feed(p *program, data []byte, eof bool) {
-	if _, err := p.in.put(0, data, eof, time.Time{}); err != nil && eof {
-		p.in.close()
-	}
 }
 
 func (k *Keeper) workingDir(dir string) string {

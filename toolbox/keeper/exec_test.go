@@ -1,6 +1,8 @@
 package keeper_test
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -155,4 +157,26 @@ func TestTooManyExecs(t *testing.T) {
 	}
 	_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: keepertest.NewID(), Argv: []string{"true"}})
 	require.Equal(t, "too_many_execs", failure(t, err).Reason)
+}
+
+// Input that the program does not read does not delay its end, also while a child holds the pipe.
+func TestUnreadStdin(t *testing.T) {
+	b := keepertest.Start(t)
+	began := time.Now()
+	o := b.Do(t, &toolboxv1.Start{Argv: []string{"sh", "-c", "sleep 600 & exit 4"}, Stdin: make([]byte, 900<<10), KeepStdin: true})
+	require.Equal(t, int32(4), o.ExitCode)
+	require.Less(t, time.Since(began), 3*time.Second)
+
+	id := keepertest.NewID()
+	_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: id, Argv: []string{"sha256sum"}, Stdin: make([]byte, 900<<10), KeepStdin: true})
+	require.NoError(t, err)
+	at := uint64(900 << 10)
+	for range 4 {
+		r, err := b.Stdin(t.Context(), &toolboxv1.Stdin{ExecId: id, Offset: at, Data: make([]byte, 500<<10)})
+		require.NoError(t, err)
+		at = r.Offset
+	}
+	_, err = b.Stdin(t.Context(), &toolboxv1.Stdin{ExecId: id, Offset: at, Eof: true})
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("%x  -\n", sha256.Sum256(make([]byte, 2900<<10))), b.Follow(t, id, 0, 0).Stdout)
 }

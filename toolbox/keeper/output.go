@@ -161,6 +161,8 @@ type input struct {
 	count  *atomic.Uint64
 	offset uint64
 	closed bool
+	// over is set before the lock is had: no write may begin once the program has ended.
+	over atomic.Bool
 }
 
 // newInput makes the pipe; the second result is the program's end.
@@ -177,15 +179,19 @@ func newInput(count *atomic.Uint64) (*input, *os.File, error) {
 func (in *input) put(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	return in.putLocked(offset, data, eof, deadline)
+}
+
+func (in *input) putLocked(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
 	if offset > in.offset {
 		return in.offset, errGap
 	}
 	data = data[min(in.offset-offset, uint64(len(data))):]
 	if len(data) > 0 {
-		if in.closed {
+		_ = in.write.SetWriteDeadline(deadline)
+		if in.closed || in.over.Load() {
 			return in.offset, io.ErrClosedPipe
 		}
-		_ = in.write.SetWriteDeadline(deadline)
 		n, err := in.write.Write(data)
 		in.offset += uint64(n)
 		in.count.Add(uint64(n))
@@ -199,6 +205,14 @@ func (in *input) put(offset uint64, data []byte, eof bool, deadline time.Time) (
 	return in.offset, nil
 }
 
+// feed writes the standard input that came with the start; the caller has locked in.
+func (in *input) feed(data []byte, eof bool) {
+	defer in.mu.Unlock()
+	if _, err := in.putLocked(0, data, eof, time.Time{}); err != nil {
+		in.shut()
+	}
+}
+
 func (in *input) shut() {
 	if !in.closed {
 		in.closed = true
@@ -208,6 +222,7 @@ func (in *input) shut() {
 
 // close ends the input, also under a write that waits.
 func (in *input) close() {
+	in.over.Store(true)
 	_ = in.write.SetWriteDeadline(time.Unix(1, 0))
 	in.mu.Lock()
 	defer in.mu.Unlock()
