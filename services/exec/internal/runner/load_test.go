@@ -2,7 +2,10 @@ package runner
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
 
@@ -79,4 +83,42 @@ func BenchmarkOutputRaw(b *testing.B) {
 		}
 	}
 	<-r.JS.PublishAsyncComplete()
+}
+
+func TestManyAtOnceLoseNothing(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	const n, lines = 200, 500
+	k := startKeeper(t, r.state, r.box, func(_ context.Context, p *process) *toolboxv1.End {
+		for i := range lines {
+			p.write(1, fmt.Appendf(nil, "%s %d\n", p.start.GetExecId(), i))
+		}
+		return exited(0)
+	})
+	r.service(func(c *Config) { c.MaxExecsPerSandbox = n })
+	r.exec(spec(), nil).send().wait()
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return runtime.NumGoroutine() + len(fds)
+	}
+	before := count()
+	var all []*exec
+	for range n {
+		all = append(all, r.exec(spec(), nil).send())
+	}
+	for _, x := range all {
+		require.Equal(t, sandbox.ReasonExited, x.wait().Completed.GetReason())
+		require.Equal(t, 1, k.started(x.agg.ID))
+		var want []byte
+		for i := range lines {
+			want = fmt.Appendf(want, "%s %d\n", x.agg.ID, i)
+		}
+		require.Equal(t, string(want), string(x.output()["stdout"]))
+	} // Nothing stays behind: goroutines and descriptors are as many as after one.
+	for _, x := range all {
+		require.NoError(t, x.inbox.Unsubscribe())
+	}
+	require.Eventually(t, func() bool { return count() <= before+20 }, 10*time.Second, 10*time.Millisecond, "%d before", before)
 }
