@@ -15,13 +15,21 @@ import (
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/debian"
 )
 
-// BenchmarkCreateDestroy is a whole create, which ends when an exec has worked, and a whole destroy.
+// BenchmarkCreateDestroy is a whole create, which ends when an exec has worked, and a whole destroy: with the CPU that a sandbox
+// has by default, and with as much as it wants.
 func BenchmarkCreateDestroy(b *testing.B) {
+	for name, millis := range map[string]uint32{"cpu=1": 1000, "cpu=4": 4000} {
+		b.Run(name, func(b *testing.B) { createDestroy(b, millis) })
+	}
+}
+
+func createDestroy(b *testing.B, millis uint32) {
 	h := newHost(b, b.TempDir())
 	var create, destroy time.Duration
 	phases := map[string]time.Duration{}
 	for b.Loop() {
 		s := spec()
+		s.CPUMillis, s.WorkspaceBytes = millis, 0
 		begin := time.Now()
 		c, err := h.Create(b.Context(), s)
 		require.NoError(b, err)

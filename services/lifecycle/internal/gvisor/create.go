@@ -30,8 +30,8 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 		return runtime.Created{}, err
 	}
 	defer unlock()
-	if created, ok := d.running(ctx, spec.ID); ok {
-		return created, nil
+	if created, found, err := d.running(ctx, spec.ID); found || err != nil {
+		return created, err
 	}
 	if _, err := os.Lstat(d.dir(spec.ID)); !errors.Is(err, fs.ErrNotExist) {
 		if err := d.remove(ctx, spec.ID); err != nil {
@@ -53,7 +53,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 	result, err := d.start(ctx, spec, img, space)
 	if err != nil {
 		// The caller's time may be over; what was started is removed all the same.
-		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.o.ShutdownTimeout)
 		defer cancel()
 		if e := d.remove(after, spec.ID); e != nil {
 			d.o.Log.Error("a failed start left something behind; the next create or destroy removes it", "sandbox", spec.ID, "error", e)
@@ -64,19 +64,27 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 	return created, nil
 }
 
-// running finds a sandbox that an earlier call has made and that lives.
-func (d *Driver) running(ctx context.Context, id string) (runtime.Created, bool) {
+// keeperPID is the file that a keeper writes when its sandbox works and removes when it ends.
+const keeperPID = "keeper.pid"
+
+// running finds a sandbox that an earlier call has made and that lives. One whose keeper lives without answering may run
+// somebody's program: it is an error, and not for a create to remove.
+func (d *Driver) running(ctx context.Context, id string) (runtime.Created, bool, error) {
 	rec, err := readRecord(d.dir(id))
 	if err != nil {
-		return runtime.Created{}, false
+		return runtime.Created{}, false, nil //nolint:nilerr // without a record nothing was started
 	}
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
-	defer cancel()
-	hello, err := d.client(id).Hello(ctx, &toolboxv1.Hello{})
-	if err != nil || !hello.GetAlive() {
-		return runtime.Created{}, false
+	hello, stop := context.WithTimeout(ctx, helloTimeout)
+	defer stop()
+	reply, err := d.client(id).Hello(hello, &toolboxv1.Hello{})
+	if err == nil && reply.GetAlive() {
+		return runtime.Created{RuntimeID: runtimeID(id), ImageDigest: rec.ImageDigest}, true, nil
 	}
-	return runtime.Created{RuntimeID: runtimeID(id), ImageDigest: rec.ImageDigest}, true
+	_, noPID := os.Lstat(filepath.Join(d.dir(id), keeperPID))
+	if err != nil && noPID == nil && len(keepers(id)) > 0 {
+		return runtime.Created{}, false, fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "the sandbox's toolbox does not answer").WithRetry(time.Second).Because(err)
+	}
+	return runtime.Created{}, false, nil
 }
 
 func (d *Driver) start(ctx context.Context, spec runtime.Spec, img image.Image, space string) (launch.Result, error) {

@@ -38,7 +38,8 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 		// The directory is made before anything else and removed after everything else.
 		return runtime.Usage{}, nil
 	}
-	defer d.reap(id)
+	held := holdKeepers(id)
+	defer closeAll(held)
 	usage, graceful := d.shutdown(ctx, id)
 	if !graceful {
 		usage = d.lastUsage(id)
@@ -46,11 +47,18 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 	if err := d.remove(ctx, id); err != nil {
 		return runtime.Usage{}, err
 	}
+	// A keeper that is ending by itself cannot be told by its environment any more, but by its descriptor.
+	for _, fd := range held {
+		if err := waitPidfd(ctx, fd); err != nil {
+			return runtime.Usage{}, runtimeFault("the sandbox's keeper does not end", err)
+		}
+	}
+	d.reap(id)
 	return usage, nil
 }
 
 func (d *Driver) shutdown(ctx context.Context, id string) (runtime.Usage, bool) {
-	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
+	ctx, cancel := context.WithTimeout(ctx, d.o.ShutdownTimeout)
 	defer cancel()
 	reply, err := d.client(id).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis})
 	if err != nil {

@@ -47,6 +47,9 @@ type Options struct {
 	SpoolBytes   uint64 // default 4 MiB
 	// StartTimeout bounds the start of a sandbox once its image is there; default 45 s.
 	StartTimeout time.Duration
+	// ShutdownTimeout bounds the wait for a keeper to end its sandbox before it is ended by force; default 20 s, which is above
+	// what a keeper takes to kill and unmount everything.
+	ShutdownTimeout time.Duration
 	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; default "sandtrail".
 	Cgroup   string
 	Progress prepare.Progress
@@ -66,9 +69,7 @@ const (
 
 const (
 	helloTimeout = 3 * time.Second
-	// shutdownTimeout is above what a keeper takes to kill and unmount everything.
-	shutdownTimeout = 20 * time.Second
-	listParallel    = 8
+	listParallel = 8
 )
 
 // Driver implements runtime.Driver.
@@ -93,6 +94,7 @@ func New(o Options) (*Driver, error) {
 	o.OutputCap = or(o.OutputCap, 16<<20)
 	o.SpoolBytes = or(o.SpoolBytes, 4<<20)
 	o.StartTimeout = or(o.StartTimeout, 45*time.Second)
+	o.ShutdownTimeout = or(o.ShutdownTimeout, 20*time.Second)
 	o.UID, o.GID = or(o.UID, DefaultUID), or(o.GID, DefaultUID)
 	o.Cgroup = or(o.Cgroup, "sandtrail")
 	if o.Log == nil {

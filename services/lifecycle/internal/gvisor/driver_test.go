@@ -86,6 +86,30 @@ func TestKilledProcesses(t *testing.T) {
 	}
 }
 
+// TestHungKeeper: a keeper that lives and does not answer is no lost sandbox, and does not hold a destroy up for ever.
+func TestHungKeeper(t *testing.T) {
+	h := newHost(t, t.TempDir())
+	s := spec()
+	create(t, h, s)
+	for _, pid := range keepers(s.ID) {
+		require.NoError(t, unix.Kill(pid, unix.SIGSTOP))
+	}
+	_, err := h.Inspect(t.Context(), s.ID)
+	require.True(t, fault.Is(err, fault.ReasonToolboxUnavailable), "%v", err)
+
+	before := keepers(s.ID)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = h.Create(short, s)
+	require.True(t, fault.Is(err, fault.ReasonToolboxUnavailable), "%v", err)
+	require.Equal(t, before, keepers(s.ID), "a create ends no sandbox that may be working")
+
+	u, err := h.Destroy(bounded(t), s.ID)
+	require.NoError(t, err)
+	require.Positive(t, u.CPUMillis, "the cgroup still knew")
+	require.Empty(t, h.leftovers(s.ID))
+}
+
 func groupPids(t *testing.T, h *host, id string) []int {
 	t.Helper()
 	g, err := h.group(id)

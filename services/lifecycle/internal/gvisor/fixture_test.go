@@ -71,11 +71,11 @@ func newHost(t testing.TB, state string) *host {
 	require.NoError(t, err)
 	_, err = store.Ensure(t.Context(), debian.Reference, nil)
 	require.NoError(t, err)
-	spaces, err := workspace.Open(workspace.Options{Dir: filepath.Join(state, "workspaces"), UID: DefaultHostIDBase + DefaultUID, GID: DefaultHostIDBase + DefaultUID})
+	spaces, err := workspace.Open(workspace.Options{Dir: filepath.Join(state, "workspaces"), Pool: 4, UID: DefaultHostIDBase + DefaultUID, GID: DefaultHostIDBase + DefaultUID})
 	require.NoError(t, err)
 	t.Cleanup(spaces.Close)
 	d, err := New(Options{StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
-		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", Log: slog.New(slog.NewTextHandler(logTo{t}, nil))})
+		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil))})
 	require.NoError(t, err)
 	return &host{d, state}
 }
@@ -146,7 +146,7 @@ func (h *host) leftovers(id string) []string {
 	}
 	for _, p := range all {
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil {
-			if name, zombie := ownZombie(pid); zombie {
+			if name, zombie := ownZombie(pid); zombie && (name == keeperName(h.o.Toolbox) || inGroup(pid, id)) {
 				left = append(left, "zombie of "+name)
 			}
 		}

@@ -46,6 +46,23 @@ func isKeeper(pid int, id string) bool {
 	return false
 }
 
+// holdKeepers opens a descriptor of each of a sandbox's keepers.
+func holdKeepers(id string) []int {
+	var fds []int
+	for _, pid := range keepers(id) {
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			fds = append(fds, fd)
+		}
+	}
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
 // endKeepers kills a sandbox's keepers and waits until they are gone.
 func endKeepers(ctx context.Context, id string, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
