@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
@@ -55,3 +56,43 @@ type initializing struct {
 }
 
 func (i *initializing) SubscribeInitialize(topic string) error { return i.init(topic) }
+
+func TestForeignAndMalformedMessages(t *testing.T) {
+	f := natstest.Start(t)
+	_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "T", Subjects: []string{"topic.>"}})
+	require.NoError(t, err)
+	_, err = f.JS.CreateConsumer(t.Context(), "T", jetstream.ConsumerConfig{Durable: "c", AckPolicy: jetstream.AckExplicitPolicy})
+	require.NoError(t, err)
+	sub := watermillnats.NewSubscriber(f.JS, watermillnats.SubscriberConfig{
+		Service: "test", Consumer: func(string) (string, string, error) { return "T", "c", nil },
+	})
+	defer func() { require.NoError(t, sub.Close()) }()
+	messages, err := sub.Subscribe(t.Context(), "x")
+	require.NoError(t, err)
+	// No headers, no id, no data; then headers without values.
+	_, err = f.JS.Publish(t.Context(), "topic.x", nil)
+	require.NoError(t, err)
+	_, err = f.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "topic.x", Header: nats.Header{"empty": {}, "traceparent": {"zz"}}})
+	require.NoError(t, err)
+	for range 2 {
+		select {
+		case m := <-messages:
+			require.NotEmpty(t, m.UUID)
+			m.Ack()
+		case <-time.After(20 * time.Second):
+			require.FailNow(t, "a message did not come")
+		}
+	}
+}
+
+func TestPublishHonoursTheContext(t *testing.T) {
+	f := natstest.Start(t)
+	pub := watermillnats.NewPublisher(f.JS, func(string, *message.Message) string { return "cmd.test.x" })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	m := message.NewMessage("1", nil)
+	m.SetContext(ctx)
+	require.ErrorIs(t, pub.Publish("x", m), context.Canceled)
+	require.NoError(t, pub.Close())
+	require.Error(t, pub.Publish("x", message.NewMessage("2", nil)))
+}
