@@ -17,6 +17,8 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	"github.com/sandtrail/sandtrail/libs/worker"
 	"github.com/sandtrail/sandtrail/services/gc/internal/sweep"
 )
 
@@ -51,13 +53,15 @@ type Deps struct {
 
 // App is a gc service.
 type App struct {
-	cfg     Config
-	log     *slog.Logger
-	js      jetstream.JetStream
-	sweeper *sweep.Sweeper
-	now     func() time.Time
-	found   *prometheus.CounterVec
-	failed  prometheus.Counter
+	cfg Config
+	log *slog.Logger
+	js  jetstream.JetStream
+	// registry of this process's metrics.
+	registry *prometheus.Registry
+	sweeper  *sweep.Sweeper
+	now      func() time.Time
+	found    *prometheus.CounterVec
+	failed   prometheus.Counter
 }
 
 // New checks the configuration.
@@ -82,7 +86,7 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 		d.Registry = prometheus.NewRegistry()
 	}
 	a := &App{
-		cfg: cfg, log: d.Log.With("service", "gc"), js: js, now: d.Now,
+		cfg: cfg, log: d.Log.With("service", "gc"), js: js, registry: d.Registry, now: d.Now,
 		sweeper: sweep.New(js, d.Events, d.Now),
 		found: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandtrail_gc_findings_total", Help: "What was over and asked to be removed, by kind and action.",
@@ -129,8 +133,10 @@ func (a *App) pass(ctx context.Context, set *views.Set, dryRun bool) ([]Finding,
 // Run makes a pass whenever something becomes due, and every Config.Every, until ctx ends. A pass that fails is made again.
 func (a *App) Run(ctx context.Context) error {
 	set := views.New(a.log, sweep.Relevant)
+	news := make(chan struct{}, 1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return set.Run(ctx, a.js) })
+	g.Go(func() error { return a.listen(ctx, news) })
 	g.Go(func() error {
 		select {
 		case <-set.Ready():
@@ -142,16 +148,54 @@ func (a *App) Run(ctx context.Context) error {
 				a.failed.Inc()
 				a.log.Warn("the pass was incomplete", "error", err)
 			}
-			timer := time.NewTimer(a.pause(set))
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
+			if !a.wait(ctx, set, news) {
 				return nil
 			}
 		}
 	})
 	return g.Wait()
+}
+
+// listen takes what happens to sandboxes and workspaces as a hint that something else may be due next.
+func (a *App) listen(ctx context.Context, news chan<- struct{}) error {
+	err := worker.Run(ctx, a.js, worker.Config{
+		Service: "gc", Stream: topology.StreamEvents, Consumer: topology.ConsumerGC, Lanes: 1, Log: a.log, Registerer: a.registry,
+	}, func(context.Context, worker.Message) error {
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+		return nil
+	})
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("follow what happens: %w", err)
+	}
+	return nil
+}
+
+// wait returns when the next pass is to be made, false when ctx has ended. News only say that the time may have changed.
+func (a *App) wait(ctx context.Context, set *views.Set, news <-chan struct{}) bool {
+	begin := time.Now()
+	for {
+		timer := time.NewTimer(a.pause(set) - time.Since(begin))
+		select {
+		case <-timer.C:
+			return true
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-news:
+			timer.Stop()
+		}
+		// Bursts of news cost one look at the views a second, and a view is behind its event by some milliseconds.
+		settle := time.NewTimer(min(time.Second, a.cfg.Every))
+		select {
+		case <-settle.C:
+		case <-ctx.Done():
+			settle.Stop()
+			return false
+		}
+	}
 }
 
 // pause is the time until the next view is due, between a second and Config.Every.

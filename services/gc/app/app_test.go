@@ -194,6 +194,40 @@ func TestAnEndThatDoesNotComeIsAskedForAgain(t *testing.T) {
 	require.True(t, strings.HasSuffix(w.commands()[0], s.ID))
 }
 
+func TestNewsBringTheNextPassForward(t *testing.T) {
+	w := newWorld(t)
+	slow, err := app.New(t.Context(), app.Config{Every: time.Hour}, app.Deps{NC: w.f.NC, Log: slog.New(slog.DiscardHandler), Now: time.Now})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- slow.Run(ctx) }()
+	// The first pass has nothing to find; only news can tell of a sandbox whose time ends within the hour.
+	w.set(time.Now())
+	id := w.brief(3 * time.Second)
+	require.Eventually(t, func() bool { return len(w.commands()) == 1 }, 20*time.Second, 50*time.Millisecond)
+	require.True(t, strings.HasSuffix(w.commands()[0], id))
+	cancel()
+	require.NoError(t, <-done)
+}
+
+// brief is a sandbox whose time is over in d.
+func (w *world) brief(d time.Duration) string {
+	w.t.Helper()
+	id := ids.New()
+	agg := subject.Sandbox("acme", id)
+	bodies, err := sandbox.Decide(sandbox.Sandbox{ID: id}, sandbox.Create{
+		CommandID: id, At: w.now(), SandboxID: id, Image: "i", Limits: &eventsv1.Limits{MaxRuntimeMs: uint64(d.Milliseconds())},
+		Placement: &eventsv1.Placement{Worker: natstest.Worker},
+	})
+	require.NoError(w.t, err)
+	recorded, err := w.log.Append(w.t.Context(), agg, eventlog.Tail{}, sandbox.Events(sandbox.CommandMeta{ID: id, Time: w.now(), Tenant: "acme"}, bodies...)...)
+	require.NoError(w.t, err)
+	s, err := sandbox.Fold(eventlog.History{Aggregate: agg, Events: recorded})
+	require.NoError(w.t, err)
+	w.view(s.View())
+	return id
+}
+
 func TestTheLoopFindsWhatBecomesDue(t *testing.T) {
 	w := newWorld(t)
 	s := w.destroyed()
