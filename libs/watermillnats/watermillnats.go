@@ -151,7 +151,7 @@ func deliver(ctx context.Context, out chan<- *message.Message, m worker.Message)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	msg.SetContext(ctx)
+	msg.SetContext(withSource(ctx, m))
 	select {
 	case out <- msg:
 	case <-ctx.Done():

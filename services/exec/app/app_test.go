@@ -153,7 +153,18 @@ func TestServiceEndToEnd(t *testing.T) {
 	last := w.run("echo on; sleep 600")
 	require.Eventually(t, func() bool { return len(w.stdout(last)) == 3 }, 10*time.Second, 5*time.Millisecond)
 	w.fake.Die()
+
+	// So do those whose worker is gone too: any service settles them.
+	other := subject.Exec("acme", w.fake.SandboxID, ids.New())
+	id := ids.New()
+	bodies, err := sandbox.DecideExec(sandbox.Exec{}, sandbox.StartExec{
+		CommandID: id, SandboxID: other.Sandbox, ExecID: other.ID, Worker: "gone", Spec: &eventsv1.ExecSpec{Command: "x"}, RequestedAt: time.Now(),
+	})
+	require.NoError(t, err)
+	_, err = w.log.Append(t.Context(), other, eventlog.Tail{}, sandbox.Events(sandbox.CommandMeta{ID: id, Tenant: "acme", Time: time.Now()}, bodies...)...)
+	require.NoError(t, err)
 	w.sandbox(sandbox.Destroy{Reason: "requested"}, sandbox.MarkDestroyed{})
 	require.Equal(t, "sandbox_destroyed", w.wait(last).Lost.GetReason())
+	require.Equal(t, "sandbox_destroyed", w.wait(other).Lost.GetReason())
 	stop()
 }
