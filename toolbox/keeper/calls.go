@@ -22,12 +22,11 @@ import (
 const (
 	// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, on disk, up to
 	// maxRemembered of them; an id older than that counts as new.
-	maxEnds       = 256
+	maxEnds       = 128
 	maxRemembered = 16384
 	// stdinWait bounds one Stdin call to a program that does not read.
 	stdinWait = 10 * time.Second
 	maxGrace  = time.Minute
-	attachBuf = 64 << 10
 )
 
 // execIDs are what may name a directory.
@@ -158,7 +157,9 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 	}
 	defer reader.Close()
 	p.first.Close()
-	buf := make([]byte, attachBuf)
+	pooled := buffers.Get().(*[]byte)
+	defer buffers.Put(pooled)
+	buf := *pooled
 	for {
 		piece, err := reader.Next(ctx, buf)
 		switch {

@@ -48,6 +48,8 @@ type Keeper struct {
 	remembered []string
 	running    int
 	tags       uint32
+	// tidy gives memory back some time after the last exec: most sandboxes do nothing most of the time.
+	tidy *time.Timer
 	// idle closes when, after shutting was set, no exec runs.
 	shutting bool
 	idle     chan struct{}
@@ -56,6 +58,8 @@ type Keeper struct {
 	final    *toolboxv1.ShutdownReply
 }
 
+const tidyAfter = 2 * time.Second
+
 // maxSpec bounds the launch description: the environment is most of it.
 const maxSpec = 4 << 20
 
@@ -63,7 +67,7 @@ const maxSpec = 4 << 20
 // run in a mount namespace of its own. The result is the exit code.
 func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) int {
 	// Little lives for long here, and there is a keeper for every sandbox.
-	debug.SetGCPercent(50)
+	debug.SetGCPercent(25)
 	var spec launch.Spec
 	if err := json.NewDecoder(io.LimitReader(in, maxSpec)).Decode(&spec); err != nil {
 		return answer(out, launch.Result{Reason: "internal", Message: "the launch description is not valid"})
@@ -114,7 +118,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 		return nil, nil, err
 	}
 	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box.group, box.pid), started: time.Now(),
-		execs: map[string]*program{}, idle: make(chan struct{})}
+		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, debug.FreeOSMemory)}
 	l, err := k.listen()
 	if err != nil {
 		return nil, nil, errors.Join(err, k.close())
@@ -199,6 +203,10 @@ func (k *Keeper) ended(p *program) {
 	var old *program
 	if len(k.ends) > maxEnds {
 		old = k.ends[0]
+		k.ends = k.ends[1:]
+	}
+	if k.running == 0 {
+		k.tidy.Reset(tidyAfter)
 	}
 	var forgotten string
 	k.remembered = append(k.remembered, p.id)

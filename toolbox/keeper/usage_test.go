@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,20 +96,27 @@ func TestSizes(t *testing.T) {
 	require.Less(t, info.Size(), int64(8<<20))
 	b := keepertest.Start(t)
 	b.Sh(t, "seq 1 200000")
+	kib := rss(t, b)
+	usage, err := b.Usage(t.Context(), &toolboxv1.Usage{})
+	require.NoError(t, err)
+	t.Logf("binary %d bytes, keeper %d KiB, sandbox %d KiB", info.Size(), kib, usage.MemoryBytes>>10)
+	require.Less(t, kib, 12<<10)
+}
+
+// rss is the keeper's memory in KiB.
+func rss(t *testing.T, b *keepertest.Box) int {
+	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.PID()))
 	require.NoError(t, err)
-	var rss int
+	var kib int
 	for line := range strings.Lines(string(status)) {
 		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			_, err := fmt.Sscan(rest, &rss)
+			_, err := fmt.Sscan(rest, &kib)
 			require.NoError(t, err)
 		}
 	}
-	usage, err := b.Usage(t.Context(), &toolboxv1.Usage{})
-	require.NoError(t, err)
-	t.Logf("binary %d bytes, keeper %d KiB, sandbox %d KiB", info.Size(), rss, usage.MemoryBytes>>10)
-	require.NotZero(t, rss)
-	require.Less(t, rss, 12<<10)
+	require.NotZero(t, kib)
+	return kib
 }
 
 // BenchmarkExec is one command from the call to its end.
@@ -134,4 +142,42 @@ func BenchmarkHostFork(b *testing.B) {
 	for b.Loop() {
 		require.NoError(b, exec.Command("/bin/true").Run())
 	}
+}
+
+// Many commands, more than are remembered in memory, leave the keeper as it was.
+func TestManyExecsAreFlat(t *testing.T) {
+	b := keepertest.Start(t)
+	descriptors := func() int {
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.PID()))
+		require.NoError(t, err)
+		return len(list)
+	}
+	first := keepertest.NewID()
+	b.Do(t, &toolboxv1.Start{ExecId: first, Argv: []string{"echo", "first"}})
+	before := descriptors()
+	began := time.Now()
+	const lanes, each = 8, 50
+	var wg sync.WaitGroup
+	for range lanes {
+		wg.Go(func() {
+			for range each {
+				b.Sh(t, "echo hi; echo ho >&2")
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%.0f commands a second", lanes*each/time.Since(began).Seconds())
+	require.Eventually(t, func() bool { return descriptors() <= before+4 }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool {
+		list, err := b.List(t.Context(), &toolboxv1.List{})
+		require.NoError(t, err)
+		return len(list.Execs) == 128
+	}, 10*time.Second, 20*time.Millisecond)
+	again, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: first, Argv: []string{"echo", "first"}})
+	require.NoError(t, err)
+	require.False(t, again.Started)
+	require.Equal(t, "exited", again.State.End.Reason)
+	require.EqualValues(t, 6, b.Follow(t, first, 0, 0).Skipped)
+	require.Eventually(t, func() bool { return rss(t, b) < 12<<10 }, 10*time.Second, 50*time.Millisecond)
+	t.Logf("keeper %d KiB", rss(t, b))
 }
