@@ -18,7 +18,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
 	"github.com/sandtrail/sandtrail/libs/topology"
-	"github.com/sandtrail/sandtrail/libs/worker"
+	"github.com/sandtrail/sandtrail/libs/watermillnats"
 	"github.com/sandtrail/sandtrail/services/gc/internal/sweep"
 )
 
@@ -158,17 +158,24 @@ func (a *App) Run(ctx context.Context) error {
 
 // listen takes what happens to sandboxes and workspaces as a hint that something else may be due next.
 func (a *App) listen(ctx context.Context, news chan<- struct{}) error {
-	err := worker.Run(ctx, a.js, worker.Config{
-		Service: "gc", Stream: topology.StreamEvents, Consumer: topology.ConsumerGC, Lanes: 1, Log: a.log, Registerer: a.registry,
-	}, func(context.Context, worker.Message) error {
+	sub := watermillnats.NewSubscriber(a.js, watermillnats.SubscriberConfig{
+		Service: "gc", Lanes: 1, Log: a.log, Registerer: a.registry,
+		Consumer: func(string) (string, string, error) { return topology.StreamEvents, topology.ConsumerGC, nil },
+	})
+	defer func() { _ = sub.Close() }()
+	messages, err := sub.Subscribe(ctx, topology.ConsumerGC)
+	if err != nil {
+		return fmt.Errorf("follow what happens: %w", err)
+	}
+	for m := range messages {
 		select {
 		case news <- struct{}{}:
 		default:
 		}
-		return nil
-	})
-	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("follow what happens: %w", err)
+		m.Ack()
+	}
+	if ctx.Err() == nil {
+		return errors.New("the events of sandboxes cannot be followed any more")
 	}
 	return nil
 }
