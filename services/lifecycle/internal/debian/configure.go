@@ -177,9 +177,11 @@ func (t *tree) compile(ctx context.Context) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, loader, "--library-path", strings.Join(multiarch, ":"), python, "-S", "-m", "compileall",
-		"-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", t.dir, "-p", "/", "-x", `/(test|idlelib|lib2to3|turtledemo)/`,
+		"-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", t.dir, "-p", "/", "-x", `/(test|idlelib|lib2to3|turtledemo)/`,
 		t.abs(lib), t.abs("usr/lib/python3/dist-packages"))
-	cmd.Env = []string{"PYTHONHOME=" + t.abs("usr"), "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0"}
+	cmd.Env = []string{"PYTHONHOME=" + t.abs("usr"), "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0",
+		// What this Python imports for itself it would write with this host's paths and times.
+		"PYTHONDONTWRITEBYTECODE=1"}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile Python's library: %w: %.2000s", err, out)
 	}

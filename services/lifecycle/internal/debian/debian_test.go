@@ -35,6 +35,12 @@ func TestImage(t *testing.T) {
 		require.NoError(t, err)
 		entries[strings.TrimSuffix(h.Name, "/")] = h
 		require.Zero(t, h.Mode&0o6000, "set-id bits on %s", h.Name)
+		if strings.HasSuffix(h.Name, ".pyc") {
+			head := make([]byte, 8)
+			_, err := io.ReadFull(tr, head)
+			require.NoError(t, err)
+			require.Equal(t, []byte{1, 0, 0, 0}, head[4:], "%s is checked against its source", h.Name)
+		}
 	}
 	for _, name := range []string{"usr/bin/python3", "usr/bin/git", "usr/bin/curl", "usr/bin/pip3", "usr/bin/bash", "usr/bin/dash", "usr/bin/jq", "etc/ssl/certs/ca-certificates.crt"} {
 		require.Contains(t, entries, name)

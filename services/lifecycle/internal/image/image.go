@@ -106,8 +106,9 @@ func Open(o Options) (*Store, error) {
 	return &Store{o: o, pull: newPuller(o.PrivateRegistries, o.pause), known: map[string]Image{}}, nil
 }
 
-// Ensure returns the image that ref names, and gets and unpacks it first where it is not stored. A stored image is used for
-// ever, also where a registry has another one under the same tag by now: name a digest to be sure. At the same time one
+// Ensure returns the image that ref names, and gets and unpacks it first where it is not stored. A pulled image is used for
+// ever, also where a registry has another one under the same tag by now: name a digest to be sure. An image of Sources is looked
+// at once in each process, and the stored one is used where its source fails. At the same time one
 // reference is got once, whoever asks; a caller whose ctx ends stops waiting, and the work goes on for the others.
 //
 // Reasons: image_invalid, image_not_found, image_pull_failed (with RetryAfter where it may help), disk_full.
@@ -211,17 +212,26 @@ func (s *Store) stored(ref string) (Image, bool) {
 			return img, true
 		}
 	}
-	var to pointer
-	if err := readJSON(filepath.Join(s.o.Dir, "refs", keyOf(ref)), &to); err != nil {
+	if _, ok := s.source(ref); ok {
+		// A newer version of this program may have another image: its source is asked once in each process.
 		return Image{}, false
 	}
-	img, ok = s.byDigest(to.Digest)
+	img, ok = s.pointed(ref)
 	if ok {
 		s.mu.Lock()
 		s.known[ref] = img
 		s.mu.Unlock()
 	}
 	return img, ok
+}
+
+// pointed is what a reference named when it was last got.
+func (s *Store) pointed(ref string) (Image, bool) {
+	var to pointer
+	if err := readJSON(filepath.Join(s.o.Dir, "refs", keyOf(ref)), &to); err != nil {
+		return Image{}, false
+	}
+	return s.byDigest(to.Digest)
 }
 
 // byDigest finds an unpacked image. One that was unpacked for other owners does not count.

@@ -270,6 +270,26 @@ func TestPathsAndRemove(t *testing.T) {
 	require.Empty(t, list)
 }
 
+// TestSourceIsAskedAgain: a new version of the program brings its own image, and one whose source fails has the last one.
+func TestSourceIsAskedAgain(t *testing.T) {
+	var src v1.Image
+	var fails error
+	o := Options{Sources: map[string]Source{"test/image:v1": func(context.Context, prepare.Progress) (v1.Image, error) { return src, fails }}}
+	src = imageOf(t, layerOf(t, file("x", "old")))
+	s := openStore(t, o)
+	for _, want := range []string{"old", "new", "new"} {
+		img, err := s.Ensure(t.Context(), "test/image:v1", nil)
+		require.NoError(t, err)
+		require.Equal(t, want, read(t, img, "x"))
+		if want == "new" {
+			src, fails = nil, io.ErrUnexpectedEOF
+		}
+		src = imageOf(t, layerOf(t, file("x", "new")))
+		s, err = Open(s.o)
+		require.NoError(t, err)
+	}
+}
+
 // registryOf serves an image and lets a test spoil the answers.
 func registryOf(t *testing.T, img v1.Image, spoil func(next http.Handler) http.Handler) string {
 	t.Helper()

@@ -130,6 +130,10 @@ func (s *Store) attempts(ctx context.Context, ref string, p prepare.Progress) (I
 func (s *Store) once(ctx context.Context, ref string, p prepare.Progress) (Image, error) {
 	if source, ok := s.source(ref); ok {
 		src, err := source(ctx, p)
+		if img, stored := s.pointed(ref); err != nil && stored {
+			s.o.Log.Warn("the source of an image fails; the stored image is used", "image", ref, "error", err)
+			return img, nil
+		}
 		if err != nil {
 			return Image{}, fault.New(fault.FailedPrecondition, fault.ReasonImagePullFailed, "the built-in image could not be made; the worker's log says why").Because(err)
 		}
