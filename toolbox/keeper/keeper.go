@@ -73,16 +73,20 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 		return answer(out, launch.Result{Reason: "internal", Message: "the launch description is not valid"})
 	}
 	log = log.With("sandbox", spec.SandboxID)
+	// From here on, so that a signal during the start ends it in order and not half-way.
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	k, l, err := open(spec, version, log)
 	if err != nil {
 		log.Error("sandbox not started", "error", err)
 		return answer(out, launch.Result{Reason: "runtime_failed", Message: "the sandbox could not be started on this host"})
 	}
-	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
 	ctx, stop := context.WithCancel(context.Background())
 	k.stop = stop
 	go k.watch()
-	go k.signals()
+	go k.signals(term)
+	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
 	if err := server.Serve(ctx, l, k, server.WithLog(log)); err != nil {
 		log.Error("serve", "error", err)
 	}
@@ -157,16 +161,16 @@ func (k *Keeper) watch() {
 }
 
 // signals shuts down on TERM and INT, as a Shutdown call does, and takes dead children.
-func (k *Keeper) signals() {
-	ch := make(chan os.Signal, 8)
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	signal.Notify(ch, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
-	for s := range ch {
-		if s == syscall.SIGCHLD {
+func (k *Keeper) signals(term <-chan os.Signal) {
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, syscall.SIGCHLD)
+	for {
+		select {
+		case <-children:
 			reapAll()
-			continue
+		case <-term:
+			go func() { _, _ = k.Shutdown(context.Background(), &toolboxv1.Shutdown{}) }()
 		}
-		go func() { _, _ = k.Shutdown(context.Background(), &toolboxv1.Shutdown{}) }()
 	}
 }
 

@@ -162,3 +162,17 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 		})
 	}
 }
+
+// TERM at any time, also right behind the result, ends everything in order.
+func TestTermLeavesNothing(t *testing.T) {
+	for range 3 {
+		b := keepertest.Start(t)
+		require.NoError(t, syscall.Kill(b.PID(), syscall.SIGTERM))
+		b.Wait(t)
+		clean(t, b)
+		noGroup(t, b)
+		left, err := os.ReadDir(b.Spec.Dir)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
