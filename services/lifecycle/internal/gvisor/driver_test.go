@@ -257,4 +257,8 @@ func TestImageInSandbox(t *testing.T) {
 		require.NoError(t, err, command)
 		require.Zero(t, exit, "%s: %s", command, out)
 	}
+	// A program that ends without flushing has printed what it printed.
+	out, _, err := h.exec(bounded(t), s.ID, "python3 -c 'import os; print(\"seen\"); os._exit(0)'")
+	require.NoError(t, err)
+	require.Equal(t, "seen\n", out)
 }
