@@ -16,7 +16,7 @@ fi
 step() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || step() { printf '\n%s\n' "$*"; }
 show() { printf '$'; printf ' %q' "$@"; printf '\n'; }
-call() { show grpcurl "$@" >&2; grpcurl "$@" | tee /dev/stderr; }
+call() { show grpcurl "$@" >&2; grpcurl "$@" | tee >(cat >&2); }
 fail() { echo "quickstart: $*" >&2; exit 1; }
 expect() { [ "$2" = "$3" ] || fail "$1 is '$2', expected '$3'"; }
 

@@ -4,15 +4,14 @@ package transcript
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/synadia-io/orbit.go/jetstreamext"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
@@ -98,64 +97,22 @@ func Decode(h nats.Header, data []byte, seq uint64) (Chunk, error) {
 	return c, nil
 }
 
-const (
-	// One answer of the server holds at most this much; more comes with the next request.
-	pageChunks = 256
-	pageBytes  = 4 << 20
-)
-
 // Read gives the stored chunks of a subject from stream sequence from on to each, until the present end or until each fails. A
 // chunk that is stored twice (the retry of a publish whose window had passed) comes twice: readers go by number.
 func Read(ctx context.Context, js jetstream.JetStream, subject string, from uint64, each func(Chunk) error) error {
-	for {
-		n := 0
-		msgs, err := jetstreamext.GetBatch(ctx, js, topology.StreamOutput, pageChunks,
-			jetstreamext.GetBatchSubject(subject), jetstreamext.GetBatchSeq(max(from, 1)), jetstreamext.GetBatchMaxBytes(pageBytes))
-		if err != nil {
-			return unreachable(err)
+	var refused error
+	err := directget.Each(ctx, js, topology.StreamOutput, subject, from, func(m directget.Message) error {
+		c, err := Decode(m.Header, m.Data, m.Seq)
+		if err == nil {
+			err = each(c)
 		}
-		for m, err := range msgs {
-			if errors.Is(err, jetstreamext.ErrNoMessages) {
-				return nil
-			}
-			if err != nil {
-				return unreachable(err)
-			}
-			c, err := Decode(m.Header, m.Data, m.Sequence)
-			if err != nil {
-				return err
-			}
-			c.Seq = m.Sequence
-			n++
-			from = m.Sequence + 1
-			if err := each(c); err != nil {
-				return err
-			}
-		}
-		if n == 0 {
-			return nil
-		}
+		refused = err
+		return err
+	})
+	if err != nil && refused == nil {
+		return unreachable(err)
 	}
-}
-
-// Last gives the last stored chunk; ok is false where there is none.
-func Last(ctx context.Context, js jetstream.JetStream, subject string) (c Chunk, ok bool, err error) {
-	msgs, err := jetstreamext.GetLastMsgsFor(ctx, js, topology.StreamOutput, []string{subject})
-	if err != nil {
-		return c, false, unreachable(err)
-	}
-	for m, err := range msgs {
-		if errors.Is(err, jetstreamext.ErrNoMessages) {
-			return c, false, nil
-		}
-		if err != nil {
-			return c, false, unreachable(err)
-		}
-		c, err = Decode(m.Header, m.Data, m.Sequence)
-		c.Seq = m.Sequence
-		return c, err == nil, err
-	}
-	return c, false, nil
+	return err
 }
 
 func unreachable(err error) error {

@@ -3,25 +3,40 @@ module github.com/sandtrail/sandtrail/tests/e2e
 go 1.26.3
 
 replace (
-	github.com/sandtrail/sandtrail/proto => ../../proto
-	github.com/sandtrail/sandtrail/libs => ../../libs
-	github.com/sandtrail/sandtrail/toolbox => ../../toolbox
-	github.com/sandtrail/sandtrail/services/gateway => ../../services/gateway
-	github.com/sandtrail/sandtrail/services/lifecycle => ../../services/lifecycle
-	github.com/sandtrail/sandtrail/services/exec => ../../services/exec
-	github.com/sandtrail/sandtrail/services/usage => ../../services/usage
-	github.com/sandtrail/sandtrail/services/gc => ../../services/gc
 	github.com/sandtrail/sandtrail/cmd/sandtrail => ../../cmd/sandtrail
+	github.com/sandtrail/sandtrail/libs => ../../libs
+	github.com/sandtrail/sandtrail/proto => ../../proto
+	github.com/sandtrail/sandtrail/services/exec => ../../services/exec
+	github.com/sandtrail/sandtrail/services/gateway => ../../services/gateway
+	github.com/sandtrail/sandtrail/services/gc => ../../services/gc
+	github.com/sandtrail/sandtrail/services/lifecycle => ../../services/lifecycle
+	github.com/sandtrail/sandtrail/services/usage => ../../services/usage
+	github.com/sandtrail/sandtrail/toolbox => ../../toolbox
 )
 
 require (
-	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/toolbox v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/services/gateway v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/services/lifecycle v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/services/exec v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/services/usage v0.0.0-00010101000000-000000000000
-	github.com/sandtrail/sandtrail/services/gc v0.0.0-00010101000000-000000000000
 	github.com/sandtrail/sandtrail/cmd/sandtrail v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/services/exec v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/services/gateway v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/services/gc v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/services/lifecycle v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/services/usage v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/toolbox v0.0.0-00010101000000-000000000000
+)
+
+require (
+	github.com/klauspost/compress v1.20.4 // indirect
+	github.com/nats-io/nats.go v1.55.0 // indirect
+	github.com/nats-io/nkeys v0.4.17 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/stretchr/testify v1.12.1 // indirect
+	golang.org/x/crypto v0.58.0 // indirect
+	golang.org/x/net v0.62.0 // indirect
+	golang.org/x/sys v0.50.0 // indirect
+	golang.org/x/text v0.44.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261110000943-09e21b237f2c // indirect
+	google.golang.org/grpc v1.85.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )

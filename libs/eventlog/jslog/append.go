@@ -70,7 +70,7 @@ func (a *appending) stored(last uint64) ([]envelope.Recorded, error) {
 	first := last - uint64(len(a.flat)) + 1
 	messages := make([]stored, len(a.flat))
 	for i, m := range a.flat {
-		messages[i] = stored{subject: m.Subject, seq: first + uint64(i), header: m.Header, data: m.Data}
+		messages[i] = stored{Subject: m.Subject, Seq: first + uint64(i), Header: m.Header, Data: m.Data}
 	}
 	return decode(make([]envelope.Recorded, 0, len(messages)), messages)
 }
@@ -151,7 +151,7 @@ func compare(messages []stored, tail uint64, ours []*nats.Msg, certain bool) ([]
 		return nil, whereOther // such a tail never was
 	case len(messages) == 0:
 		return nil, whereNothing
-	case messages[0].seq != tail:
+	case messages[0].Seq != tail:
 		return nil, whereOther
 	default:
 		messages = messages[1:]
@@ -160,7 +160,7 @@ func compare(messages []stored, tail uint64, ours []*nats.Msg, certain bool) ([]
 		if i == len(messages) {
 			return nil, whereNothing // none, or the beginning of ours: the rest is on its way to this replica
 		}
-		if messages[i].header.Get(envelope.HeaderID) != m.Header.Get(envelope.HeaderID) {
+		if messages[i].Header.Get(envelope.HeaderID) != m.Header.Get(envelope.HeaderID) {
 			return nil, whereOther
 		}
 	}

@@ -137,7 +137,7 @@ func (l *Log) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History
 		if pending == 0 || len(messages) == 0 {
 			return h, eventlog.Verify(h)
 		}
-		from = messages[len(messages)-1].seq + 1
+		from = messages[len(messages)-1].Seq + 1
 	}
 }
 
@@ -210,7 +210,7 @@ func (l *Log) pause(ctx context.Context, attempt int) error {
 
 func decode(events []envelope.Recorded, messages []stored) ([]envelope.Recorded, error) {
 	for _, m := range messages {
-		r, err := envelope.Decode(m.subject, m.seq, m.header, m.data)
+		r, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
 		if err != nil {
 			return nil, fault.New(fault.Internal, fault.ReasonInternal, "an event in the log cannot be read").Because(err)
 		}

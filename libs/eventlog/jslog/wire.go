@@ -12,38 +12,25 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 // Headers of JetStream that nats.go does not name.
 const (
-	headerBatchID      = "Nats-Batch-Id"
-	headerBatchSeq     = "Nats-Batch-Sequence"
-	headerBatchCommit  = "Nats-Batch-Commit"
-	headerStatus       = "Status"
-	headerPending      = "Nats-Num-Pending"
-	headerLastSequence = "Nats-Last-Sequence"
-
-	statusEnd     = "204"
-	statusMissing = "404"
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
 )
 
 // pageBytes bounds what the server sends for one page, in bytes.
 const pageBytes = 8 << 20
 
-// errGap: the server sent more than arrived.
-var errGap = errors.New("messages of a direct get were lost on the way")
-
 // wire talks to the server.
 type wire struct{ js jetstream.JetStream }
 
 // stored is a message as it stands in the stream.
-type stored struct {
-	subject string
-	seq     uint64
-	header  nats.Header
-	data    []byte
-}
+type stored = directget.Message
 
 // publish stores one message by a plain publish and several as an atomic batch.
 func (w wire) publish(ctx context.Context, messages []*nats.Msg) (ack, error) {
@@ -94,7 +81,7 @@ func (w wire) publishBatch(ctx context.Context, messages []*nats.Msg) (ack, erro
 }
 
 func (w wire) page(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
-	return w.get(ctx, n, map[string]any{"seq": from, "next_by_subj": subject, "batch": n, "max_bytes": pageBytes})
+	return directget.Page(ctx, w.js, topology.StreamEvents, subject, from, n, pageBytes)
 }
 
 // leaderPage reads one message after the other, because only the plain get is answered by the leader.
@@ -106,7 +93,7 @@ func (w wire) leaderPage(ctx context.Context, subject string, from uint64, n int
 			return messages, 0, err
 		}
 		messages = append(messages, *m)
-		from = m.seq + 1
+		from = m.Seq + 1
 	}
 	return messages, 0, nil
 }
@@ -117,7 +104,7 @@ func (w wire) leaderGet(ctx context.Context, subject string, from uint64) (*stor
 	if err != nil {
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
-	reply, err := w.js.Conn().RequestWithContext(ctx, w.api("STREAM.MSG.GET."+topology.StreamEvents), body)
+	reply, err := w.js.Conn().RequestWithContext(ctx, directget.API(w.js, "STREAM.MSG.GET."+topology.StreamEvents), body)
 	if err != nil {
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
@@ -143,99 +130,16 @@ func (w wire) leaderGet(ctx context.Context, subject string, from uint64) (*stor
 	if err != nil {
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
-	return &stored{answer.Message.Subject, answer.Message.Seq, header, answer.Message.Data}, nil
+	return &stored{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
 }
 
 func (w wire) last(ctx context.Context, filter string, n int) ([]string, error) {
-	messages, _, err := w.get(ctx, n, map[string]any{"multi_last": []string{filter}, "batch": n})
+	messages, err := directget.Last(ctx, w.js, topology.StreamEvents, filter, n)
 	subjects := make([]string, len(messages))
 	for i, m := range messages {
-		subjects[i] = m.subject
+		subjects[i] = m.Subject
 	}
 	return subjects, err
-}
-
-// get asks for a batch by direct get and checks that all of it arrived: each message names the one before it, and the end of
-// the batch names the last. A history with a hole in it must not pass for a whole one.
-//
-// It gives at most n messages.
-func (w wire) get(ctx context.Context, n int, request map[string]any) ([]stored, int, error) {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return nil, 0, fmt.Errorf("direct get: %w", err)
-	}
-	nc := w.js.Conn()
-	inbox := nc.NewInbox()
-	// A synchronous subscription would allocate room for 65,536 messages, which costs more than the call itself.
-	replies := make(chan *nats.Msg, n+1)
-	sub, err := nc.ChanSubscribe(inbox, replies)
-	if err != nil {
-		return nil, 0, fmt.Errorf("direct get: %w", err)
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	if err := nc.PublishRequest(w.api("DIRECT.GET."+topology.StreamEvents), inbox, body); err != nil {
-		return nil, 0, fmt.Errorf("direct get: %w", err)
-	}
-	var (
-		messages []stored
-		previous uint64
-	)
-	for {
-		var m *nats.Msg
-		select {
-		case m = <-replies:
-		case <-ctx.Done():
-			return nil, 0, fmt.Errorf("direct get: %w", ctx.Err())
-		}
-		if m.Header.Get(jetstream.SequenceHeader) == "" {
-			pending, err := end(m, previous)
-			return messages, pending, err
-		}
-		seq, err := number(m, jetstream.SequenceHeader)
-		if err != nil {
-			return nil, 0, err
-		}
-		if before, err := number(m, headerLastSequence); err != nil || before != previous {
-			return nil, 0, errors.Join(errGap, err)
-		}
-		messages = append(messages, stored{m.Header.Get(jetstream.SubjectHeader), seq, m.Header, m.Data})
-		previous = seq
-	}
-}
-
-// end reads the message that ends a batch: how many more there are.
-func end(m *nats.Msg, previous uint64) (pending int, err error) {
-	switch status := m.Header.Get(headerStatus); {
-	case status == statusMissing && previous == 0:
-		return 0, nil
-	case status != statusEnd:
-		return 0, fmt.Errorf("direct get: status %s %s", status, m.Header.Get("Description"))
-	}
-	if last, err := number(m, headerLastSequence); err != nil || last != previous {
-		return 0, errors.Join(errGap, err)
-	}
-	n, err := number(m, headerPending)
-	return int(n), err // a count of messages
-}
-
-func number(m *nats.Msg, header string) (uint64, error) {
-	n, err := strconv.ParseUint(m.Header.Get(header), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("direct get: header %s: %w", header, err)
-	}
-	return n, nil
-}
-
-// api is the subject of a JetStream call, in the domain of the connection.
-func (w wire) api(call string) string {
-	switch o := w.js.Options(); {
-	case o.APIPrefix != "":
-		return strings.TrimSuffix(o.APIPrefix, ".") + "." + call
-	case o.Domain != "":
-		return "$JS." + o.Domain + ".API." + call
-	default:
-		return "$JS.API." + call
-	}
 }
 
 // why is the kind of an answer to a publish.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/natsserver"
@@ -222,7 +221,7 @@ func (s *stack) usage(ctx context.Context) (*usage.App, error) {
 		return nil, err
 	}
 	return usage.New(ctx, usage.Config{ClickHouse: s.ClickHouse, Dir: filepath.Join(s.State, "clickhouse"), Cache: s.Cache}, usage.Deps{
-		NC: nc, JS: js, Log: s.log("usage"), Registerer: s.registry("usage"),
+		NC: nc, JS: js, Log: s.log("usage"), Registerer: s.tel.Registry,
 		Progress: func(note string) { s.progress.step("clickhouse", 0, 0, note) },
 	})
 }
@@ -248,7 +247,7 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey()}, exec.Deps{
-		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.registry("exec"), Topology: s.topology,
+		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.tel.Registry, Topology: s.topology,
 	})
 	if err != nil {
 		return err
@@ -264,11 +263,6 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 }
 
 func (s *stack) log(service string) *slog.Logger { return s.tel.Log.With("part", service) }
-
-// registry tells the metrics of one service from those of another that counts the same things.
-func (s *stack) registry(service string) prometheus.Registerer {
-	return prometheus.WrapRegistererWith(prometheus.Labels{"part": service}, s.tel.Registry)
-}
 
 func named(service string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {

@@ -3,12 +3,11 @@ package openexecs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/synadia-io/orbit.go/jetstreamext"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -19,56 +18,37 @@ import (
 // than 1,024 execs of one sandbox are read event by event instead.
 func Of(ctx context.Context, js jetstream.JetStream, tenant, sandbox string) ([]subject.Aggregate, error) {
 	filter := subject.ExecsOf(tenant, sandbox)
-	var open []subject.Aggregate
-	msgs, err := jetstreamext.GetLastMsgsFor(ctx, js, topology.StreamEvents, []string{filter})
-	if err != nil {
-		return nil, fmt.Errorf("read last events: %w", err)
+	last, err := directget.Last(ctx, js, topology.StreamEvents, filter, lastMax)
+	if err != nil || len(last) == lastMax {
+		return scan(ctx, js, filter)
 	}
-	for m, err := range msgs {
-		switch {
-		case errors.Is(err, jetstreamext.ErrNoMessages):
-			return nil, nil
-		case err != nil:
-			return scan(ctx, js, filter)
-		case over(m.Header.Get(envelope.HeaderType)):
-			continue
-		}
-		agg, err := subject.ParseEvent(m.Subject)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, agg)
+	types := make(map[string]string, len(last))
+	for _, m := range last {
+		types[m.Subject] = m.Header.Get(envelope.HeaderType)
 	}
-	return open, nil
+	return open(types)
 }
+
+// lastMax is how many subjects the server gives the last message of in one answer.
+const lastMax = 1024
 
 // scan reads every event of the sandbox's execs, in pages.
 func scan(ctx context.Context, js jetstream.JetStream, filter string) ([]subject.Aggregate, error) {
 	last := map[string]string{}
-	for from := uint64(1); ; {
-		msgs, err := jetstreamext.GetBatch(ctx, js, topology.StreamEvents, 1000,
-			jetstreamext.GetBatchSubject(filter), jetstreamext.GetBatchSeq(from))
-		if err != nil {
-			return nil, fmt.Errorf("read events: %w", err)
-		}
-		n := 0
-		for m, err := range msgs {
-			if errors.Is(err, jetstreamext.ErrNoMessages) {
-				break
-			}
-			if err != nil {
-				return nil, fmt.Errorf("read events: %w", err)
-			}
-			n++
-			from = m.Sequence + 1
-			last[m.Subject] = m.Header.Get(envelope.HeaderType)
-		}
-		if n == 0 {
-			break
-		}
+	err := directget.Each(ctx, js, topology.StreamEvents, filter, 1, func(m directget.Message) error {
+		last[m.Subject] = m.Header.Get(envelope.HeaderType)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
 	}
+	return open(last)
+}
+
+// open names the aggregates whose last event, of the type given for each subject, is no end.
+func open(types map[string]string) ([]subject.Aggregate, error) {
 	var open []subject.Aggregate
-	for s, typ := range last {
+	for s, typ := range types {
 		if over(typ) {
 			continue
 		}

@@ -14,6 +14,13 @@ type segment struct {
 	gapTo  uint64
 }
 
+// packet is the most that a program's first write holds when the toolbox hands it over by itself (PIPE_BUF).
+const packet = 4 << 10
+
+// first reports whether it is a program's first write to a stream. It stays a chunk of its own however fast the next one comes:
+// it is what people wait for, and a program that writes two lines gives two chunks.
+func (s segment) first() bool { return s.offset == 0 && len(s.data) < packet }
+
 // Budget bounds the bytes that all relays of a process hold together. Acquire waits for room.
 type Budget interface {
 	Acquire(ctx context.Context, n int64) error
@@ -93,7 +100,7 @@ func (q *queue) add(stream uint32, offset uint64, data []byte) {
 	q.bytes += len(data)
 	if n := len(q.segs); n > 0 {
 		last := &q.segs[n-1]
-		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(len(last.data)) == offset {
+		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(len(last.data)) == offset && !last.first() {
 			fits := min(len(data), q.maxChunk-len(last.data))
 			last.data = append(last.data, data[:fits]...)
 			offset += uint64(fits)

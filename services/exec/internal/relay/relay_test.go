@@ -197,6 +197,28 @@ func TestOutputIsStoredOnceInOrderOverCutStreams(t *testing.T) {
 	requireWhole(t, js, p, pos)
 }
 
+// However fast a second write comes, the first one of each stream is a chunk of its own.
+func TestFirstWriteOfAStreamIsAChunkOfItsOwn(t *testing.T) {
+	q := newQueue(Options{}.withDefaults())
+	for i, w := range []struct {
+		stream uint32
+		text   string
+	}{{1, "one\n"}, {1, "two\n"}, {1, "three\n"}, {2, "error\n"}, {2, "more\n"}} {
+		offset := uint64(0)
+		for _, s := range q.segs {
+			if s.stream == w.stream {
+				offset = s.offset + uint64(len(s.data))
+			}
+		}
+		require.NoError(t, q.put(t.Context(), w.stream, offset, []byte(w.text)), i)
+	}
+	var got []string
+	for _, s := range q.segs {
+		got = append(got, string(s.data))
+	}
+	require.Equal(t, []string{"one\n", "two\nthree\n", "error\n", "more\n"}, got)
+}
+
 func TestRelaysThatRaceStoreEachByteOnce(t *testing.T) {
 	t.Run("one server", func(t *testing.T) {
 		js, _ := broker(t)

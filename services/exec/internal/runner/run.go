@@ -253,7 +253,7 @@ func (x *run) awaitReady(ctx context.Context, box subject.Aggregate) error {
 		return wrap("watch sandbox", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	if err := x.r.deps.NC.FlushWithContext(ctx); err != nil {
+	if err := flush(ctx, x.r.deps.NC); err != nil {
 		x.r.log.Warn("watching a sandbox by reading it only", "sandbox", x.agg.Sandbox, "error", err)
 	}
 	deadline := time.NewTimer(time.Until(x.state.RequestedAt.Add(x.r.cfg.StartDeadline)))
@@ -321,4 +321,11 @@ func (x *run) neverWith(ctx context.Context, code int32, reason, message string)
 	return x.finish(ctx, sandbox.CompleteExec{Completed: &eventsv1.ExecCompleted{
 		ExitCode: code, Reason: reason, Message: message, Stdout: &eventsv1.Output{}, Stderr: &eventsv1.Output{},
 	}})
+}
+
+// flush makes sure that the server has the subscription: what happens from here on is seen.
+func flush(ctx context.Context, nc *nats.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return nc.FlushWithContext(ctx)
 }

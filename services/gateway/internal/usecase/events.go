@@ -2,24 +2,19 @@ package usecase
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/synadia-io/orbit.go/jetstreamext"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
 
-const (
-	eventPage      = 500
-	eventPageBytes = 4 << 20
-	// eventsBeat is the longest silence on a followed log.
-	eventsBeat = 10 * time.Second
-)
+// eventsBeat is the longest silence on a followed log.
+const eventsBeat = 10 * time.Second
 
 // Events gives each of the tenant's events behind sequence after, in order, and follows the log unless stop is set. sandboxID
 // narrows it to one sandbox and its execs. Every eventsBeat of silence each gets nil: alive, nothing new.
@@ -70,37 +65,22 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 
 // eventsFrom reads what is stored behind *after and moves it on.
 func (u *UseCases) eventsFrom(ctx context.Context, tenant, sandboxID string, after *uint64, each func(*envelope.Recorded) error) (given int, err error) {
-	for {
-		read := 0
-		msgs, err := jetstreamext.GetBatch(ctx, u.js, topology.StreamEvents, eventPage, jetstreamext.GetBatchSubject(subject.OfTenant(tenant)),
-			jetstreamext.GetBatchSeq(*after+1), jetstreamext.GetBatchMaxBytes(eventPageBytes))
-		if err != nil {
-			return given, unreachable(err)
+	var refused error
+	err = directget.Each(ctx, u.js, topology.StreamEvents, subject.OfTenant(tenant), *after+1, func(m directget.Message) error {
+		*after = m.Seq
+		agg, err := subject.ParseEvent(m.Subject)
+		if err != nil || (sandboxID != "" && agg.Sandbox != sandboxID) {
+			return nil //nolint:nilerr // what is no event of ours is nothing to show
 		}
-		for m, err := range msgs {
-			if errors.Is(err, jetstreamext.ErrNoMessages) {
-				return given, nil
-			}
-			if err != nil {
-				return given, unreachable(err)
-			}
-			read++
-			*after = m.Sequence
-			agg, err := subject.ParseEvent(m.Subject)
-			if err != nil || (sandboxID != "" && agg.Sandbox != sandboxID) {
-				continue
-			}
-			e, err := envelope.Decode(m.Subject, m.Sequence, m.Header, m.Data)
-			if err != nil {
-				return given, err
-			}
-			given++
-			if err := each(&e); err != nil {
-				return given, err
-			}
+		e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
+		if err == nil {
+			err = each(&e)
 		}
-		if read == 0 {
-			return given, nil
-		}
+		given, refused = given+1, err
+		return err
+	})
+	if err != nil && refused == nil {
+		return given, unreachable(err)
 	}
+	return given, err
 }

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/synadia-io/orbit.go/jetstreamext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -94,31 +93,16 @@ func parseCursor(s string) (p place, err error) {
 // views, about 0.5 KB each.
 func (u *UseCases) views(ctx context.Context, tenant string, keep func(*commandsv1.SandboxView) bool) ([]*commandsv1.SandboxView, error) {
 	var all []*commandsv1.SandboxView
-	from := uint64(1)
-	for {
-		read := 0
-		msgs, err := jetstreamext.GetBatch(ctx, u.js, subject.BucketStream(topology.BucketSandbox), eventPage,
-			jetstreamext.GetBatchSubject(subject.BucketKeys(topology.BucketSandbox, tenant)), jetstreamext.GetBatchSeq(from),
-			jetstreamext.GetBatchMaxBytes(eventPageBytes))
-		if err != nil {
-			return nil, unreachable(err)
-		}
-		for m, err := range msgs {
-			if errors.Is(err, jetstreamext.ErrNoMessages) {
-				return all, nil
-			}
-			if err != nil {
-				return nil, unreachable(err)
-			}
-			read, from = read+1, m.Sequence+1
+	err := directget.Each(ctx, u.js, subject.BucketStream(topology.BucketSandbox), subject.BucketKeys(topology.BucketSandbox, tenant), 1,
+		func(m directget.Message) error {
 			v := &commandsv1.SandboxView{}
-			if len(m.Data) == 0 || proto.Unmarshal(m.Data, v) != nil || !keep(v) {
-				continue
+			if len(m.Data) > 0 && proto.Unmarshal(m.Data, v) == nil && keep(v) {
+				all = append(all, v)
 			}
-			all = append(all, v)
-		}
-		if read == 0 {
-			return all, nil
-		}
+			return nil
+		})
+	if err != nil {
+		return nil, unreachable(err)
 	}
+	return all, nil
 }

@@ -1,0 +1,163 @@
+// Package directget reads stored messages without a consumer, in pages, and notices when a page did not arrive whole: a history
+// with a hole in it must not pass for a whole one. (orbit's GetBatch ends silently on a timeout.)
+package directget
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Headers of JetStream that nats.go does not name.
+const (
+	headerStatus       = "Status"
+	headerPending      = "Nats-Num-Pending"
+	headerLastSequence = "Nats-Last-Sequence"
+
+	statusEnd     = "204"
+	statusMissing = "404"
+)
+
+// ErrGap: the server sent more than arrived. Read again.
+var ErrGap = errors.New("messages of a direct get were lost on the way")
+
+// wait bounds one page whose caller gave no deadline: a server that is gone does not answer at all.
+const wait = 10 * time.Second
+
+// Message is a message as it stands in a stream.
+type Message struct {
+	Subject string
+	Seq     uint64
+	Header  nats.Header
+	Data    []byte
+}
+
+// Page gives at most n messages, and about maxBytes, of a subject or filter from stream sequence from on, and how many there are
+// behind them.
+func Page(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64, n, maxBytes int) ([]Message, int, error) {
+	return get(ctx, js, stream, n, map[string]any{"seq": max(from, 1), "next_by_subj": subject, "batch": n, "max_bytes": maxBytes})
+}
+
+// Last gives the last message of each of at most n subjects that match a filter. More than 1,024 are refused by the server.
+func Last(ctx context.Context, js jetstream.JetStream, stream, filter string, n int) ([]Message, error) {
+	messages, _, err := get(ctx, js, stream, n, map[string]any{"multi_last": []string{filter}, "batch": n})
+	return messages, err
+}
+
+// Each gives every message of a subject or filter from a sequence on to fn, until the stream's present end or until fn fails.
+func Each(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64, fn func(Message) error) error {
+	const (
+		page  = 500
+		bytes = 4 << 20
+	)
+	for {
+		messages, pending, err := Page(ctx, js, stream, subject, from, page, bytes)
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			if err := fn(m); err != nil {
+				return err
+			}
+			from = m.Seq + 1
+		}
+		if pending == 0 || len(messages) == 0 {
+			return nil
+		}
+	}
+}
+
+// get asks for a batch by direct get and checks that all of it arrived: each message names the one before it, and the end of
+// the batch names the last. A history with a hole in it must not pass for a whole one.
+//
+// It gives at most n messages.
+func get(ctx context.Context, js jetstream.JetStream, stream string, n int, request map[string]any) ([]Message, int, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait)
+		defer cancel()
+	}
+	body, err := json.Marshal(request)
+	if err != nil {
+		return nil, 0, fmt.Errorf("direct get: %w", err)
+	}
+	nc := js.Conn()
+	inbox := nc.NewInbox()
+	// A synchronous subscription would allocate room for 65,536 messages, which costs more than the call itself.
+	replies := make(chan *nats.Msg, n+1)
+	sub, err := nc.ChanSubscribe(inbox, replies)
+	if err != nil {
+		return nil, 0, fmt.Errorf("direct get: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := nc.PublishRequest(API(js, "DIRECT.GET."+stream), inbox, body); err != nil {
+		return nil, 0, fmt.Errorf("direct get: %w", err)
+	}
+	var (
+		messages []Message
+		previous uint64
+	)
+	for {
+		var m *nats.Msg
+		select {
+		case m = <-replies:
+		case <-ctx.Done():
+			return nil, 0, fmt.Errorf("direct get: %w", ctx.Err())
+		}
+		if m.Header.Get(jetstream.SequenceHeader) == "" {
+			pending, err := end(m, previous)
+			return messages, pending, err
+		}
+		seq, err := number(m, jetstream.SequenceHeader)
+		if err != nil {
+			return nil, 0, err
+		}
+		if before, err := number(m, headerLastSequence); err != nil || before != previous {
+			return nil, 0, errors.Join(ErrGap, err)
+		}
+		messages = append(messages, Message{m.Header.Get(jetstream.SubjectHeader), seq, m.Header, m.Data})
+		previous = seq
+	}
+}
+
+// end reads the message that ends a batch: how many more there are.
+func end(m *nats.Msg, previous uint64) (pending int, err error) {
+	switch status := m.Header.Get(headerStatus); {
+	case status == statusMissing && previous == 0:
+		return 0, nil
+	case status != statusEnd:
+		return 0, fmt.Errorf("direct get: status %s %s", status, m.Header.Get("Description"))
+	}
+	if last, err := number(m, headerLastSequence); err != nil || last != previous {
+		return 0, errors.Join(ErrGap, err)
+	}
+	n, err := number(m, headerPending)
+	return int(n), err // a count of messages
+}
+
+func number(m *nats.Msg, header string) (uint64, error) {
+	n, err := strconv.ParseUint(m.Header.Get(header), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("direct get: header %s: %w", header, err)
+	}
+	return n, nil
+}
+
+// API is the subject of a JetStream call, in the domain of the connection.
+func API(js jetstream.JetStream, call string) string {
+	switch o := js.Options(); {
+	case o.APIPrefix != "":
+		return strings.TrimSuffix(o.APIPrefix, ".") + "." + call
+	case o.Domain != "":
+		return "$JS." + o.Domain + ".API." + call
+	default:
+		return "$JS.API." + call
+	}
+}

@@ -1,0 +1,322 @@
+// Package stack starts Sandtrail the two ways people run it, as real processes on this host: `sandtrail up`, and each service by
+// itself against one NATS server.
+package stack
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sandtrail/sandtrail/libs/natsserver"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+)
+
+// ready bounds a start: a machine on which nothing is prepared yet builds gVisor first.
+const ready = 15 * time.Minute
+
+// Image is the one that is built on this host.
+const Image = "ghcr.io/paper-board/sandbox-python:v0.1.0"
+
+// Stack is a running Sandtrail.
+type Stack struct {
+	State string
+	// Addresses of what listens.
+	GRPC, HTTP, NATS, ClickHouse string
+	API                          computev1.ComputeServiceClient
+	JS                           jetstream.JetStream
+
+	t     *testing.T
+	procs map[string]*process
+	start func()
+}
+
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+var build struct {
+	sync.Once
+	dir string
+	err error
+}
+
+// Root is the top of the source tree.
+func Root(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs(".")
+	require.NoError(t, err)
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return dir
+		}
+		require.NotEqual(t, "/", dir, "no go.work above the test")
+		dir = filepath.Dir(dir)
+	}
+}
+
+// Bin builds every binary once and returns their directory.
+func Bin(t testing.TB) string {
+	t.Helper()
+	build.Do(func() {
+		root := Root(t)
+		build.dir = filepath.Join(root, "bin")
+		cmd := exec.Command("make", "-s", "build")
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			build.err = fmt.Errorf("make build: %w\n%s", err, out)
+		}
+	})
+	require.NoError(t, build.err)
+	return build.dir
+}
+
+// Up starts `sandtrail up` on a fresh state directory.
+func Up(t *testing.T, flags ...string) *Stack {
+	t.Helper()
+	bin := Bin(t)
+	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
+	s.start = func() {
+		args := append([]string{
+			"up", "--state", s.State, "--grpc", or(s.GRPC, "127.0.0.1:0"), "--http", or(s.HTTP, "127.0.0.1:0"), "--nats", or(strings.TrimPrefix(s.NATS, "nats://"), "127.0.0.1:0"),
+		}, flags...)
+		s.spawn("up", filepath.Join(bin, "sandtrail"), args...)
+		var a struct {
+			PID            int
+			GRPC           string
+			HTTP           string
+			NATS           string
+			ClickHouseHTTP string `json:"clickhouse_http"`
+		}
+		s.wait("up", func() error {
+			data, err := os.ReadFile(filepath.Join(s.State, "up.json"))
+			if err != nil {
+				return err
+			}
+			if err := json.Unmarshal(data, &a); err != nil {
+				return err
+			}
+			if a.PID != s.procs["up"].cmd.Process.Pid {
+				return errors.New("up.json is an earlier one's")
+			}
+			return isReady(a.HTTP)
+		})
+		s.GRPC, s.HTTP, s.NATS, s.ClickHouse = a.GRPC, a.HTTP, a.NATS, a.ClickHouseHTTP
+	}
+	t.Cleanup(func() {
+		s.Interrupt("up")
+		s.down()
+	})
+	s.start()
+	s.connect()
+	return s
+}
+
+// Processes starts one NATS server and each service as its own process.
+func Processes(t *testing.T) *Stack {
+	t.Helper()
+	bin := Bin(t)
+	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
+	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
+	require.NoError(t, err)
+	t.Cleanup(server.Shutdown)
+	s.NATS, s.GRPC, s.HTTP = server.URL(), freePort(t), freePort(t)
+	click := freePort(t)
+	s.ClickHouse = "http://" + click
+	key := filepath.Join(s.State, "seal.key")
+	prepare := exec.Command(filepath.Join(bin, "sandtrail"), "up", "--prepare-only", "--state", s.State)
+	out, err := prepare.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	_, clickPort, err := net.SplitHostPort(click)
+	require.NoError(t, err)
+	flags := map[string][]string{
+		"gateway":   {"--grpc", s.GRPC, "--http", s.HTTP, "--seal-key-file", key},
+		"lifecycle": {"--state", s.State, "--seal-key-file", key, "--toolbox", filepath.Join(bin, "toolbox")},
+		"exec":      {"--state", s.State, "--seal-key-file", key},
+		"usage":     {"--dir", filepath.Join(s.State, "clickhouse"), "--clickhouse-port", "-1", "--clickhouse-http-port", clickPort},
+		"gc":        {},
+	}
+	for name, args := range flags {
+		s.spawn(name, filepath.Join(bin, "sandtrail-"+name), append(args, "--nats", s.NATS, "--log-level", "warn")...)
+	}
+	t.Cleanup(func() {
+		if s.API != nil {
+			s.destroyAll()
+		}
+		for name := range s.procs {
+			s.Interrupt(name)
+		}
+	})
+	s.wait("gateway", func() error { return isReady(s.HTTP) })
+	s.wait("usage", func() error {
+		res, err := http.Get(s.ClickHouse + "/ping")
+		if err != nil {
+			return err
+		}
+		return res.Body.Close()
+	})
+	s.connect()
+	return s
+}
+
+func or(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// stateDir is short: the paths below it are long enough.
+func stateDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sandtrail-e2e-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+func isReady(addr string) error {
+	res, err := http.Get("http://" + addr + "/readyz")
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("readyz says %s", res.Status)
+	}
+	return nil
+}
+
+func (s *Stack) spawn(name, path string, args ...string) {
+	s.t.Helper()
+	cmd := exec.Command(path, args...)
+	log, err := os.OpenFile(filepath.Join(s.State, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(s.t, err)
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(s.t, cmd.Start())
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() { _ = cmd.Wait(); close(p.done) }()
+	s.procs[name] = p
+}
+
+// wait polls fn until it passes, and fails with the process's log when the process ends first.
+func (s *Stack) wait(name string, fn func() error) {
+	s.t.Helper()
+	deadline := time.After(ready)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := fn()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-s.procs[name].done:
+			s.t.Fatalf("%s ended: %s\n%s", name, s.procs[name].cmd.ProcessState, s.Log(name))
+		case <-deadline:
+			s.t.Fatalf("%s is not ready: %v\n%s", name, err, s.Log(name))
+		}
+	}
+}
+
+// Log is what a process has printed.
+func (s *Stack) Log(name string) string {
+	data, err := os.ReadFile(filepath.Join(s.State, name+".log"))
+	require.NoError(s.t, err)
+	return string(data)
+}
+
+func (s *Stack) connect() {
+	s.t.Helper()
+	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(20<<20), grpc.WaitForReady(true)))
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = conn.Close() })
+	s.API = computev1.NewComputeServiceClient(conn)
+	nc, err := nats.Connect(s.NATS, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	require.NoError(s.t, err)
+	s.t.Cleanup(nc.Close)
+	s.JS, err = jetstream.New(nc)
+	require.NoError(s.t, err)
+}
+
+// Kill ends a process with SIGKILL and waits until it is gone.
+func (s *Stack) Kill(name string) { s.end(name, syscall.SIGKILL) }
+
+// Interrupt ends a process as Ctrl-C does and waits until it is gone.
+func (s *Stack) Interrupt(name string) { s.end(name, syscall.SIGINT) }
+
+func (s *Stack) end(name string, sig syscall.Signal) {
+	s.t.Helper()
+	p := s.procs[name]
+	if p == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(sig)
+	select {
+	case <-p.done:
+	case <-time.After(30 * time.Second):
+		_ = p.cmd.Process.Kill()
+		s.t.Errorf("%s did not end within 30 s of %s\n%s", name, sig, s.Log(name))
+	}
+}
+
+// Restart starts `up` again on the same state and addresses.
+func (s *Stack) Restart() {
+	s.t.Helper()
+	s.start()
+}
+
+// down ends what the test has left, as a user would, and says what could not be ended.
+func (s *Stack) down() {
+	cmd := exec.Command(filepath.Join(Bin(s.t), "sandtrail"), "down", "--state", s.State)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.t.Errorf("sandtrail down: %v\n%s\nup printed:\n%s", err, out, s.Log("up"))
+	}
+}
+
+func (s *Stack) destroyAll() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list, err := s.API.ListSandboxes(ctx, &computev1.ListSandboxesRequest{})
+	if err != nil {
+		s.t.Errorf("list what is left: %v", err)
+		return
+	}
+	for _, b := range list.GetSandboxes() {
+		if b.GetStatus() == computev1.SandboxStatus_SANDBOX_STATUS_DESTROYED {
+			continue
+		}
+		if _, err := s.API.DestroySandbox(ctx, &computev1.DestroySandboxRequest{SandboxId: b.GetSandboxId()}); err != nil {
+			s.t.Errorf("destroy what is left: %v", err)
+		}
+	}
+}
