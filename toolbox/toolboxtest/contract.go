@@ -18,7 +18,7 @@ import (
 )
 
 // Run checks what every toolbox promises. dial connects to one whose sandbox is empty, has /bin/sh with seq and cat, and a
-// workspace at /workspace. It leaves nothing running.
+// workspace at /workspace. It leaves nothing running: its last call is a Shutdown.
 func Run(t *testing.T, dial func(context.Context) (net.Conn, error)) {
 	s := suite{client.New(dial, "")}
 	t.Run("hello", s.hello)
@@ -34,6 +34,9 @@ func Run(t *testing.T, dial func(context.Context) (net.Conn, error)) {
 	t.Run("over the cap", s.overCap)
 	t.Run("list and forget", s.forget)
 	t.Run("files", s.files)
+	t.Run("leader's exit", s.leaderExit)
+	t.Run("usage", s.usage)
+	t.Run("shutdown", s.shutdown)
 }
 
 type suite struct{ *client.Client }

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
@@ -111,7 +112,7 @@ func (p *process) finish(end *toolboxv1.End) {
 		end.Reason = p.reason
 	}
 	end.WallTimeUs = uint64(time.Since(p.started).Microseconds())
-	end.UsageMethod = "fake"
+	end.Usage, end.UsageMethod = &commonv1.UsageMetrics{}, "fake"
 	end.EndedAt = timestamppb.Now()
 	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
 	p.end = end
