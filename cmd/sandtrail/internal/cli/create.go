@@ -1,0 +1,147 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/client"
+	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+)
+
+// Create is `sandtrail create`.
+type Create struct {
+	Server
+	Image          string        `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" placeholder:"REF" help:"Image to run. Default: ${default}."`
+	Session        string        `placeholder:"ID" help:"The agent session it belongs to."`
+	Env            []string      `short:"e" sep:"none" placeholder:"K=V" help:"Environment variable of every exec; K alone takes its value from here, which keeps it out of process lists."`
+	Label          []string      `short:"l" sep:"none" placeholder:"K=V" help:"Label, recorded in clear."`
+	CPU            string        `name:"cpu" placeholder:"CORES" help:"Cores: 1.5 or 500m."`
+	Memory         string        `placeholder:"SIZE" help:"Memory: 512Mi, 2Gi."`
+	Pids           uint32        `placeholder:"N" help:"Processes and threads at once."`
+	Workspace      string        `placeholder:"SIZE" help:"Size of the workspace: 5Gi."`
+	MountPath      string        `placeholder:"PATH" help:"Where the workspace is inside the sandbox."`
+	MaxRuntime     time.Duration `placeholder:"DURATION" help:"How long it may live."`
+	IdempotencyKey string        `placeholder:"KEY" help:"The same key with the same flags gives the same sandbox for 24 hours. Default: a random one."`
+	Wait           bool          `help:"Wait until it is ready."`
+	Timeout        time.Duration `default:"5m" help:"Give up after this long; the sandbox stays."`
+}
+
+const (
+	// defaultTenant is taken where neither a key nor --tenant says whose it is.
+	defaultTenant = "default"
+	firstPoll     = 20 * time.Millisecond
+	maxPoll       = time.Second
+)
+
+func (c *Create) request() (*computev1.CreateSandboxRequest, error) {
+	env, err := environment(c.Env)
+	if err != nil {
+		return nil, err
+	}
+	labels, err := labels(c.Label)
+	if err != nil {
+		return nil, err
+	}
+	req := &computev1.CreateSandboxRequest{
+		TenantId: c.Tenant, SessionId: c.Session, Image: c.Image, EnvVars: env, Labels: labels,
+		Limits: &computev1.ResourceLimits{Pids: c.Pids},
+	}
+	if c.Workspace != "" || c.MountPath != "" {
+		req.Workspace = &computev1.WorkspaceSpec{Size: c.Workspace, MountPath: c.MountPath}
+	}
+	if c.MaxRuntime != 0 {
+		req.Limits.MaxRuntime = durationpb.New(c.MaxRuntime)
+	}
+	if c.CPU != "" {
+		if req.Limits.CpuMillis, err = cpu(c.CPU); err != nil {
+			return nil, err
+		}
+	}
+	if c.Memory != "" {
+		if req.Limits.MemoryBytes, err = memory(c.Memory); err != nil {
+			return nil, err
+		}
+	}
+	if key, err := c.key(); err == nil && key == "" && req.GetTenantId() == "" {
+		req.TenantId = defaultTenant
+	}
+	return req, nil
+}
+
+// Run creates a sandbox. Its id is printed as soon as it is known, so that it is there even if the wait fails.
+func (c *Create) Run(e *Env) error {
+	req, err := c.request()
+	if err != nil {
+		return err
+	}
+	ctx, api, done, err := c.connect(e, c.Timeout)
+	if err != nil {
+		return err
+	}
+	defer done()
+	keyed := client.WithKey(ctx, idempotencyKey(c.IdempotencyKey))
+	res, err := client.Retry(keyed, api, func(ctx context.Context) (*computev1.CreateSandboxResponse, error) {
+		return api.CreateSandbox(ctx, req)
+	})
+	if err != nil {
+		return ended(ctx, err)
+	}
+	if !c.json() {
+		if _, err := fmt.Fprintln(e.Stdout, res.GetSandboxId()); err != nil {
+			return err
+		}
+	}
+	if !c.Wait {
+		if c.json() {
+			return render.One(e.Stdout, res)
+		}
+		return nil
+	}
+	b, err := awaitReady(ctx, api, res.GetSandboxId())
+	if c.json() {
+		if b == nil {
+			b = &computev1.DescribeSandboxResponse{SandboxId: res.GetSandboxId(), Status: res.GetStatus(), CreatedAt: res.GetCreatedAt()}
+		}
+		if err := render.One(e.Stdout, b); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// awaitReady asks until the sandbox is ready or never will be. It returns the last answer, also beside an error.
+func awaitReady(ctx context.Context, api *client.Client, id string) (*computev1.DescribeSandboxResponse, error) {
+	var last *computev1.DescribeSandboxResponse
+	for pause := firstPoll; ; pause = min(2*pause, maxPoll) {
+		b, err := client.Retry(ctx, api, func(ctx context.Context) (*computev1.DescribeSandboxResponse, error) {
+			return api.DescribeSandbox(ctx, &computev1.DescribeSandboxRequest{SandboxId: id})
+		})
+		if err != nil {
+			return last, ended(ctx, err)
+		}
+		last = b
+		switch b.GetStatus() {
+		case computev1.SandboxStatus_SANDBOX_STATUS_READY:
+			return b, nil
+		case computev1.SandboxStatus_SANDBOX_STATUS_STARTING:
+		default:
+			reason := fault.Reason(b.GetDetail().GetReasonCode())
+			if reason == "" {
+				reason = fault.ReasonSandboxFailed
+			}
+			return b, fault.Newf(fault.FailedPrecondition, reason, "sandbox %s is %s: %s", id, b.GetDetail().GetState(), b.GetDetail().GetReason())
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return last, context.Cause(ctx)
+		}
+	}
+}

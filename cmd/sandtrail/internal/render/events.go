@@ -1,0 +1,119 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// maxArgs bounds how much of a command line an event shows, in bytes.
+const maxArgs = 120
+
+// EventType is the short name of an event's type: SandboxReady.
+func EventType(e *computev1.WatchEventsResponse) string {
+	return e.GetType()[strings.LastIndexByte(e.GetType(), '.')+1:]
+}
+
+// EventBody decodes an event; nil where its type is not known to this program.
+func EventBody(e *computev1.WatchEventsResponse) proto.Message {
+	t, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(e.GetType()))
+	if err != nil {
+		return nil
+	}
+	m := t.New().Interface()
+	if proto.Unmarshal(e.GetBody(), m) != nil {
+		return nil
+	}
+	return m
+}
+
+// Event is one line: time, sequence, type, the first digits of the ids, and what happened.
+func Event(e *computev1.WatchEventsResponse) string {
+	ids := short(e.GetSandboxId())
+	if e.GetExecId() != "" {
+		ids += "/" + short(e.GetExecId())
+	}
+	return Clean(fmt.Sprintf("%s  %7d  %-20s  %-17s  %s", Time(e.GetTime()), e.GetSequence(), EventType(e), ids, happened(EventBody(e))))
+}
+
+func short(id string) string {
+	if len(id) < 8 {
+		return id
+	}
+	return id[:8]
+}
+
+// happened says it in words.
+func happened(body proto.Message) string {
+	switch b := body.(type) {
+	case *eventsv1.SandboxRequested:
+		return fmt.Sprintf("a sandbox from %s for worker %s", b.GetImage(), b.GetPlacement().GetWorker())
+	case *eventsv1.SandboxScheduled:
+		return "moved to worker " + b.GetPlacement().GetWorker()
+	case *eventsv1.SandboxStarting:
+		return fmt.Sprintf("worker %s begins start %d", b.GetWorker(), b.GetAttempt())
+	case *eventsv1.SandboxReady:
+		return fmt.Sprintf("ready on worker %s as %s", b.GetWorker(), b.GetHostname())
+	case *eventsv1.SandboxFailed:
+		return fmt.Sprintf("failed (%s): %s", b.GetReason(), b.GetMessage())
+	case *eventsv1.SandboxStopping:
+		return "is being stopped"
+	case *eventsv1.SandboxStopped:
+		return "stopped after " + millis(b.GetUptimeMs())
+	case *eventsv1.SandboxDestroying:
+		return "its end was decided: " + b.GetReason()
+	case *eventsv1.SandboxDestroyed:
+		return fmt.Sprintf("gone after %s; workspace kept until %s", millis(b.GetUptimeMs()), Time(b.GetWorkspaceDeleteAfter()))
+	case *eventsv1.SandboxUsageSampled:
+		return fmt.Sprintf("used %s of CPU, at most %s, in %s", millis(b.GetUsage().GetCpuMs()), Bytes(b.GetUsage().GetMemoryPeakBytes()), millis(b.GetUptimeMs()))
+	case *eventsv1.WorkspaceReleased:
+		return fmt.Sprintf("workspace of %s released, kept until %s", Bytes(b.GetSizeBytes()), Time(b.GetDeleteAfter()))
+	case *eventsv1.WorkspaceDeleted:
+		return "workspace removed: " + b.GetReason()
+	case nil:
+		return "(a type that this version does not know)"
+	default:
+		return execHappened(body)
+	}
+}
+
+func execHappened(body proto.Message) string {
+	switch b := body.(type) {
+	case *eventsv1.ExecRequested:
+		return "waits for its sandbox: " + commandLine(b.GetSpec())
+	case *eventsv1.ExecStarted:
+		return commandLine(b.GetSpec())
+	case *eventsv1.ExecCompleted:
+		s := fmt.Sprintf("exit code %d after %s, %s of output", b.GetExitCode(),
+			Duration(time.Duration(b.GetWallTimeUs())*time.Microsecond), Bytes(b.GetStdout().GetBytes()+b.GetStderr().GetBytes())) //nolint:gosec // hours at most
+		if b.GetReason() != "exited" {
+			s += " (" + b.GetReason() + ")"
+		}
+		return s
+	case *eventsv1.ExecLost:
+		return fmt.Sprintf("its outcome cannot be known (%s): %s", b.GetReason(), b.GetMessage())
+	case *eventsv1.ExecCancelRequested:
+		return "its end was asked for: " + b.GetReason()
+	default:
+		return ""
+	}
+}
+
+func commandLine(s *eventsv1.ExecSpec) string {
+	line := strings.Join(append([]string{s.GetCommand()}, s.GetArgs()...), " ")
+	if len(line) > maxArgs {
+		line = strings.ToValidUTF8(line[:maxArgs], "") + " …"
+	}
+	return line
+}
+
+func millis(ms uint64) string {
+	return Duration(time.Duration(ms) * time.Millisecond) //nolint:gosec // years at most
+}
