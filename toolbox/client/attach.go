@@ -20,7 +20,12 @@ type Stream struct {
 
 // Attach asks for the output of an exec and does not wait for any: an unknown exec is the first Recv's error. When ctx ends
 // the connection is closed at once and Recv returns the context's error.
-func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (*Stream, error) {
+func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (_ *Stream, err error) {
+	if c.observe != nil {
+		var end func(error)
+		ctx, end = c.observe(ctx, "attach")
+		defer func() { end(err) }()
+	}
 	conn, err := c.open(ctx, "attach")
 	if err != nil {
 		return nil, err

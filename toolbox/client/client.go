@@ -21,8 +21,18 @@ var ErrUnavailable = errors.New("toolbox is unavailable")
 
 // Client calls one toolbox. It holds no connection and may be used concurrently.
 type Client struct {
-	dial  func(context.Context) (net.Conn, error)
-	token string
+	dial    func(context.Context) (net.Conn, error)
+	token   string
+	observe Observer
+}
+
+// Observer is told of the beginning of each call and by the function it returns of its end: the context it returns is the
+// call's. An attach ends when the output has been asked for, not with the output.
+type Observer func(ctx context.Context, call string) (context.Context, func(error))
+
+// Observed is the client with an observer in place of the one it has.
+func (c *Client) Observed(o Observer) *Client {
+	return &Client{dial: c.dial, token: c.token, observe: o}
 }
 
 // New returns a client that connects through dial for each call. token is empty where the file system protects the socket.
@@ -88,7 +98,12 @@ func (c *Client) Forget(ctx context.Context, r *toolboxv1.Forget) (*toolboxv1.Fo
 }
 
 // call makes one call with one answer, which pick takes out of the response.
-func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Request, pick func(*toolboxv1.Response) *R) (*R, error) {
+func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Request, pick func(*toolboxv1.Response) *R) (_ *R, err error) {
+	if c.observe != nil {
+		var end func(error)
+		ctx, end = c.observe(ctx, name)
+		defer func() { end(err) }()
+	}
 	conn, err := c.open(ctx, name)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -38,8 +39,13 @@ type sandbox struct {
 	desk      string
 	workspace string
 	runscRoot *os.File
-	client    *sentry.Client
-	link      *link
+	// control is how programs are run, way its name, refused why another one did not work.
+	control sentry.Control
+	way     string
+	refused error
+	// children takes whatever dies, from the moment the sentry runs.
+	children *sentry.Reaper
+	link     *link
 	// pid is the sentry's; gone closes when it has ended.
 	pid    int
 	gone   chan struct{}
@@ -55,7 +61,7 @@ func (b *sandbox) phase(name string) {
 
 // boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
 func boot(ctx context.Context, s launch.Spec) (*sandbox, error) {
-	b := &sandbox{spec: s, gone: make(chan struct{}), mark: time.Now()}
+	b := &sandbox{spec: s, children: sentry.NewReaper(), gone: make(chan struct{}), mark: time.Now()}
 	err := b.start(ctx)
 	if err != nil {
 		return nil, errors.Join(err, b.destroy(), os.RemoveAll(b.path("execs")))
@@ -89,7 +95,7 @@ func (b *sandbox) start(ctx context.Context) error {
 	}
 	b.phase("runsc")
 	// While init comes up, since the one does not need the other.
-	if err := b.probe(ctx); err != nil {
+	if err := b.takeControl(ctx); err != nil {
 		return fmt.Errorf("first exec: %w", err)
 	}
 	b.phase("probe")
@@ -179,8 +185,9 @@ func (b *sandbox) run(ctx context.Context) error {
 	b.link = link
 	defer closeAll(stdio[:])
 	args := append([]string{"enter"}, b.group.Procs()...)
-	args = append(args, "--", b.spec.Runsc, "--root", b.inner("runsc"), "--log", b.inner("runsc.log"), "--platform", "systrap",
-		"--network", "none", "--ignore-cgroups", "--host-uds", "none",
+	args = append(args, "--", b.spec.Runsc)
+	args = append(args, b.flags()...)
+	args = append(args, "--platform", "systrap", "--network", "none", "--host-uds", "none",
 		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), max(b.spec.OverlayBytes, 1<<20)),
 		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
 	cmd := exec.CommandContext(ctx, b.spec.Toolbox, args...)
@@ -193,8 +200,12 @@ func (b *sandbox) run(ctx context.Context) error {
 	if err := b.watch(); err != nil {
 		return err
 	}
-	b.client = sentry.New(b.spec.RuntimeID, sentry.Dialer(root, b.spec.RuntimeID))
 	return nil
+}
+
+// flags are those of every call of runsc.
+func (b *sandbox) flags() []string {
+	return []string{"--root", b.inner("runsc"), "--log", b.inner("runsc.log"), "--ignore-cgroups"}
 }
 
 // diagnosis is the end of runsc's log, for ours.
@@ -244,9 +255,66 @@ func (b *sandbox) watch() error {
 	return nil
 }
 
+// socketTimeout bounds the first exec over the control socket where there is another way.
+const socketTimeout = 10 * time.Second
+
+// takeControl finds a way of control that works, as every exec will use it: the sentry's control socket, whose protocol is
+// internal to gVisor, or else the runsc program, which is slower. The description may name one.
+func (b *sandbox) takeControl(ctx context.Context) error {
+	// Not before: what runsc itself started, it waits for.
+	go b.reap()
+	ways := map[string]func() sentry.Control{
+		launch.ControlSocket: func() sentry.Control {
+			return sentry.New(b.spec.RuntimeID, sentry.Dialer(b.runscRoot, b.spec.RuntimeID))
+		},
+		launch.ControlCommand: func() sentry.Control {
+			return sentry.NewCommand(b.spec.Runsc, b.flags(), b.spec.RuntimeID, b.desk, b.children)
+		},
+	}
+	order := []string{launch.ControlSocket, launch.ControlCommand}
+	if b.spec.Control != "" {
+		order = []string{b.spec.Control}
+	}
+	var errs []error
+	for i, name := range order {
+		open := ways[name]
+		if open == nil {
+			return fmt.Errorf("there is no control %q", name)
+		}
+		limit := bootTimeout
+		if i < len(order)-1 {
+			limit = socketTimeout
+		}
+		control := open()
+		err := b.probe(ctx, control, limit)
+		if err == nil {
+			b.control, b.way, b.refused = control, name, errors.Join(errs...)
+			return nil
+		}
+		control.Close()
+		errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		select {
+		case <-b.gone:
+			return errors.Join(errs...)
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reap takes dead children until the process ends.
+func (b *sandbox) reap() {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	b.children.Reap()
+	for range died {
+		b.children.Reap()
+	}
+}
+
 // probe runs a program the way every exec is run.
-func (b *sandbox) probe(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+func (b *sandbox) probe(ctx context.Context, control sentry.Control, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var stdio [3]*os.File
 	for i := range stdio {
@@ -261,13 +329,13 @@ func (b *sandbox) probe(ctx context.Context) error {
 			stdio[i] = r
 		}
 	}
-	pid, err := b.client.Execute(ctx, sentry.Program{Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
+	pid, err := control.Execute(ctx, sentry.Program{Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
 		WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio})
 	if err != nil {
 		return err
 	}
-	status, err := b.client.Wait(ctx, pid)
-	if err == nil && status.ExitStatus() != 0 {
+	status, err := control.Wait(ctx, pid)
+	if err == nil && status != 0 {
 		err = fmt.Errorf("status %#x", uint32(status))
 	}
 	return err
@@ -280,13 +348,13 @@ func (b *sandbox) destroy() error {
 	if b.link != nil {
 		b.link.close()
 	}
-	if b.client != nil {
-		b.client.Close()
+	if b.control != nil {
+		b.control.Close()
 	}
 	if b.group != nil {
 		errs = append(errs, b.group.Kill(10*time.Second))
 	}
-	reapAll()
+	b.children.Reap()
 	if b.group != nil {
 		errs = append(errs, b.group.Remove())
 	}
@@ -303,19 +371,6 @@ func (b *sandbox) destroy() error {
 	}
 	errs = append(errs, os.RemoveAll(b.path("overlay")))
 	return errors.Join(errs...)
-}
-
-// reapAll takes the dead children. Nothing else waits for children when it runs.
-func reapAll() {
-	for {
-		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || pid <= 0 {
-			return
-		}
-	}
 }
 
 func closeAll(files []*os.File) {

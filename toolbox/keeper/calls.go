@@ -245,7 +245,7 @@ func (k *Keeper) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.Si
 		return &toolboxv1.SignalReply{}, nil
 	default:
 	}
-	if err := k.box.client.Signal(ctx, p.pid, syscall.Signal(r.Signal)); err != nil {
+	if err := k.box.control.Signal(ctx, p.pid, syscall.Signal(r.Signal)); err != nil {
 		k.log.Info("signal not delivered", "exec", p.id, "cause", describe(err))
 	}
 	return &toolboxv1.SignalReply{}, nil

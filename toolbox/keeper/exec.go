@@ -104,7 +104,7 @@ func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 	}
 	defer stdin.Close()
 	p.in = in
-	p.pid, err = k.box.client.Execute(context.Background(), sentry.Program{
+	p.pid, err = k.box.control.Execute(context.Background(), sentry.Program{
 		Argv: r.Argv, Env: k.environment(r.Env), WorkingDir: k.workingDir(r.WorkingDir),
 		UID: k.spec.UID, GID: k.spec.GID, Groups: []uint32{p.tag},
 		Stdio: [3]*os.File{stdin, p.out[0].write, p.out[1].write},
@@ -121,7 +121,7 @@ func (k *Keeper) workingDir(dir string) string {
 
 // follow waits for the leader's end.
 func (k *Keeper) follow(p *program) {
-	status, err := k.box.client.Wait(context.Background(), p.pid)
+	status, err := k.box.control.Wait(context.Background(), p.pid)
 	end := &toolboxv1.End{WallTimeUs: uint64(time.Since(p.started).Microseconds())}
 	if err != nil {
 		// The connection ends a little before the process does.
@@ -256,7 +256,7 @@ func (k *Keeper) endTree(p *program, reason string, grace time.Duration) {
 	}
 	if _, err = k.box.link.kill(p.tag, syscall.SIGKILL); err != nil {
 		k.log.Error("tree not ended by init", "exec", p.id, "error", err)
-		_ = k.box.client.Signal(context.Background(), p.pid, syscall.SIGKILL)
+		_ = k.box.control.Signal(context.Background(), p.pid, syscall.SIGKILL)
 	}
 }
 

@@ -121,6 +121,9 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if err != nil {
 		return nil, nil, err
 	}
+	if box.refused != nil {
+		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
+	}
 	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box.group, box.pid), started: time.Now(),
 		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, debug.FreeOSMemory)}
 	l, err := k.listen()
@@ -146,7 +149,7 @@ func (k *Keeper) listen() (net.Listener, error) {
 // watch notes the end of the sentry, and takes it and what else dies as a child.
 func (k *Keeper) watch() {
 	<-k.box.gone
-	reapAll()
+	k.box.children.Reap()
 	k.mu.Lock()
 	shutting := k.shutting
 	k.mu.Unlock()
@@ -156,21 +159,14 @@ func (k *Keeper) watch() {
 		if err := k.box.group.Kill(10 * time.Second); err != nil {
 			k.log.Error("sandbox not killed", "error", err)
 		}
-		reapAll()
+		k.box.children.Reap()
 	}
 }
 
-// signals shuts down on TERM and INT, as a Shutdown call does, and takes dead children.
+// signals shuts down on TERM and INT, as a Shutdown call does.
 func (k *Keeper) signals(term <-chan os.Signal) {
-	children := make(chan os.Signal, 1)
-	signal.Notify(children, syscall.SIGCHLD)
-	for {
-		select {
-		case <-children:
-			reapAll()
-		case <-term:
-			go func() { _, _ = k.Shutdown(context.Background(), &toolboxv1.Shutdown{}) }()
-		}
+	for range term {
+		go func() { _, _ = k.Shutdown(context.Background(), &toolboxv1.Shutdown{}) }()
 	}
 }
 

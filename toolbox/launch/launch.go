@@ -37,9 +37,17 @@ type Spec struct {
 	MaxExecs   uint32 `json:"max_execs"`
 	OutputCap  uint64 `json:"output_cap"`
 	SpoolBytes uint64 `json:"spool_bytes"`
+	// Control is the way to run programs: ControlSocket or ControlCommand; empty: the first that works, in this order.
+	Control string `json:"control,omitempty"`
 	// Cgroup is the name of the sandbox's cgroup below the caller's own, e.g. sandtrail/<runtime id>.
 	Cgroup string `json:"cgroup"`
 }
+
+// The ways to run programs in a sandbox: the sentry's control socket, or the runsc program, which takes four times as long.
+const (
+	ControlSocket  = "socket"
+	ControlCommand = "command"
+)
 
 // Phase is a part of the start, in microseconds.
 type Phase struct {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Program is what to run. Ids are those of the guest.
@@ -56,19 +57,9 @@ func (c *Client) Signal(ctx context.Context, pid int32, signal syscall.Signal) e
 	return c.call(ctx, "containerManager.Signal", map[string]any{"CID": c.container, "PID": pid, "Signo": int32(signal), "Mode": 0}, nil)
 }
 
-// Process is one process of the guest.
-type Process struct {
-	UID  uint32 `json:"uid"`
-	PID  int32  `json:"pid"`
-	PPID int32  `json:"ppid"`
-	Cmd  string `json:"cmd"`
-}
-
-// Processes lists what runs in the guest.
-func (c *Client) Processes(ctx context.Context) ([]Process, error) {
-	var list []Process
-	err := c.call(ctx, "containerManager.Processes", c.container, &list)
-	return list, err
+// Times implements Control.
+func (c *Client) Times(context.Context, []uint32) (map[uint32]time.Duration, error) {
+	return nil, ErrUnsupported
 }
 
 // Fault is why a program did not start.

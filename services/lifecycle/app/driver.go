@@ -39,6 +39,9 @@ type DriverConfig struct {
 	MaxExecs                uint32
 	// Cgroup is the group below this process's own that holds the sandboxes' groups.
 	Cgroup string
+	// Control is how programs are run in a sandbox: "socket", the sentry's control socket, or "command", runsc exec, which takes
+	// four times as long. Empty: the socket where its protocol is the one we speak, else the command.
+	Control string
 	// Progress is told about long steps.
 	Progress Progress
 }
@@ -110,6 +113,7 @@ func newDriver(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Dri
 	driver, err := gvisor.New(gvisor.Options{
 		StateDir: cfg.StateDir, Runsc: runsc, Toolbox: toolbox, Images: images, Workspaces: spaces, HostIDBase: base,
 		OverlayBytes: cfg.Driver.OverlayBytes, OutputCap: cfg.Driver.OutputCap, MaxExecs: cfg.Driver.MaxExecs, Cgroup: cfg.Driver.Cgroup,
+		Control: cfg.Driver.Control,
 		Progress: prepare.Progress(cfg.Driver.Progress), Log: log,
 	})
 	if err != nil {

@@ -121,7 +121,7 @@ func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec
 		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase,
 		CPUMillis: or(s.CPUMillis, DefaultCPUMillis), MemoryBytes: or(s.MemoryBytes, DefaultMemoryBytes), PIDs: or(s.PIDs, DefaultPIDs),
 		OpenFiles: d.o.OpenFiles, MaxExecs: d.o.MaxExecs, OutputCap: d.o.OutputCap, SpoolBytes: d.o.SpoolBytes,
-		Cgroup: d.cgroupName(s.ID),
+		Control: d.o.Control, Cgroup: d.cgroupName(s.ID),
 	}
 }
 

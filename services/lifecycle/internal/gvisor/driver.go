@@ -51,7 +51,9 @@ type Options struct {
 	// what a keeper takes to kill and unmount everything.
 	ShutdownTimeout time.Duration
 	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; default "sandtrail".
-	Cgroup   string
+	Cgroup string
+	// Control is launch.Spec.Control: how programs are run.
+	Control  string
 	Progress prepare.Progress
 	Log      *slog.Logger
 }

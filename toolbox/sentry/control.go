@@ -1,0 +1,32 @@
+package sentry
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"time"
+)
+
+// Control runs programs in a sandbox whose sentry is up. Client does it over the control socket, Command with the runsc
+// program.
+type Control interface {
+	// Execute starts a program without any capability and returns its pid in the guest; Stdio stays the caller's to close. An
+	// *Error means that the sandbox refused it.
+	Execute(context.Context, Program) (int32, error)
+	// Wait blocks until a program that Execute started has ended. It may be called once for each.
+	Wait(ctx context.Context, pid int32) (syscall.WaitStatus, error)
+	// Signal sends a signal to one process.
+	Signal(ctx context.Context, pid int32, signal syscall.Signal) error
+	// Times is the CPU time of the programs that have each of the supplementary groups, by group: of those that run and of
+	// those that they have waited for. ErrUnsupported where it cannot be had.
+	Times(ctx context.Context, groups []uint32) (map[uint32]time.Duration, error)
+	Close()
+}
+
+// ErrUnsupported: this way of control does not offer it.
+var ErrUnsupported = errors.New("not offered by this control of the sentry")
+
+var (
+	_ Control = (*Client)(nil)
+	_ Control = (*Command)(nil)
+)
