@@ -3,7 +3,6 @@
 package stack
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +23,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/sandtrail/sandtrail/libs/natsserver"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -49,6 +47,7 @@ type Stack struct {
 
 type process struct {
 	cmd  *exec.Cmd
+	args []string
 	done chan struct{}
 }
 
@@ -72,9 +71,12 @@ func Root(t testing.TB) string {
 	}
 }
 
-// Bin builds every binary once and returns their directory.
+// Bin builds every binary once and returns their directory. SANDTRAIL_BIN names a directory of binaries that are there already.
 func Bin(t testing.TB) string {
 	t.Helper()
+	if dir := os.Getenv("SANDTRAIL_BIN"); dir != "" {
+		return dir
+	}
 	build.Do(func() {
 		root := Root(t)
 		build.dir = filepath.Join(root, "bin")
@@ -122,56 +124,9 @@ func Up(t *testing.T, flags ...string) *Stack {
 	}
 	t.Cleanup(func() {
 		s.Interrupt("up")
-		s.down()
+		s.Down()
 	})
 	s.start()
-	s.connect()
-	return s
-}
-
-// Processes starts one NATS server and each service as its own process.
-func Processes(t *testing.T) *Stack {
-	t.Helper()
-	bin := Bin(t)
-	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
-	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
-	require.NoError(t, err)
-	t.Cleanup(server.Shutdown)
-	s.NATS, s.GRPC, s.HTTP = server.URL(), freePort(t), freePort(t)
-	click := freePort(t)
-	s.ClickHouse = "http://" + click
-	key := filepath.Join(s.State, "seal.key")
-	prepare := exec.Command(filepath.Join(bin, "sandtrail"), "up", "--prepare-only", "--state", s.State)
-	out, err := prepare.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	_, clickPort, err := net.SplitHostPort(click)
-	require.NoError(t, err)
-	flags := map[string][]string{
-		"gateway":   {"--grpc", s.GRPC, "--http", s.HTTP, "--seal-key-file", key},
-		"lifecycle": {"--state", s.State, "--seal-key-file", key, "--toolbox", filepath.Join(bin, "toolbox")},
-		"exec":      {"--state", s.State, "--seal-key-file", key},
-		"usage":     {"--dir", filepath.Join(s.State, "clickhouse"), "--clickhouse-port", "-1", "--clickhouse-http-port", clickPort},
-		"gc":        {},
-	}
-	for name, args := range flags {
-		s.spawn(name, filepath.Join(bin, "sandtrail-"+name), append(args, "--nats", s.NATS, "--log-level", "warn")...)
-	}
-	t.Cleanup(func() {
-		if s.API != nil {
-			s.destroyAll()
-		}
-		for name := range s.procs {
-			s.Interrupt(name)
-		}
-	})
-	s.wait("gateway", func() error { return isReady(s.HTTP) })
-	s.wait("usage", func() error {
-		res, err := http.Get(s.ClickHouse + "/ping")
-		if err != nil {
-			return err
-		}
-		return res.Body.Close()
-	})
 	s.connect()
 	return s
 }
@@ -221,7 +176,7 @@ func (s *Stack) spawn(name, path string, args ...string) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	require.NoError(s.t, cmd.Start())
-	p := &process{cmd: cmd, done: make(chan struct{})}
+	p := &process{cmd: cmd, args: args, done: make(chan struct{})}
 	go func() { _ = cmd.Wait(); close(p.done) }()
 	s.procs[name] = p
 }
@@ -280,7 +235,7 @@ func (s *Stack) end(name string, sig syscall.Signal) {
 	if p == nil {
 		return
 	}
-	_ = p.cmd.Process.Signal(sig)
+	_ = p.cmd.Process.Signal(sig) // one that has ended is what is wanted
 	select {
 	case <-p.done:
 	case <-time.After(30 * time.Second):
@@ -295,28 +250,11 @@ func (s *Stack) Restart() {
 	s.start()
 }
 
-// down ends what the test has left, as a user would, and says what could not be ended.
-func (s *Stack) down() {
+// Down is `sandtrail down`: it ends every sandbox of a state that no `up` serves.
+func (s *Stack) Down() {
+	s.t.Helper()
 	cmd := exec.Command(filepath.Join(Bin(s.t), "sandtrail"), "down", "--state", s.State)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		s.t.Errorf("sandtrail down: %v\n%s\nup printed:\n%s", err, out, s.Log("up"))
-	}
-}
-
-func (s *Stack) destroyAll() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	list, err := s.API.ListSandboxes(ctx, &computev1.ListSandboxesRequest{})
-	if err != nil {
-		s.t.Errorf("list what is left: %v", err)
-		return
-	}
-	for _, b := range list.GetSandboxes() {
-		if b.GetStatus() == computev1.SandboxStatus_SANDBOX_STATUS_DESTROYED {
-			continue
-		}
-		if _, err := s.API.DestroySandbox(ctx, &computev1.DestroySandboxRequest{SandboxId: b.GetSandboxId()}); err != nil {
-			s.t.Errorf("destroy what is left: %v", err)
-		}
 	}
 }

@@ -1,0 +1,105 @@
+package stack
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandtrail/sandtrail/libs/natsserver"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+)
+
+// Services are the names of the processes that Processes starts.
+var Services = []string{"lifecycle", "exec", "usage", "gc", "gateway"}
+
+// Extra are further flags of services, by service.
+type Extra map[string][]string
+
+// Processes starts one NATS server and each service as its own process.
+func Processes(t *testing.T, extra ...Extra) *Stack {
+	t.Helper()
+	bin := Bin(t)
+	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
+	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
+	require.NoError(t, err)
+	t.Cleanup(server.Shutdown)
+	s.NATS, s.GRPC, s.HTTP = server.URL(), freePort(t), freePort(t)
+	click := freePort(t)
+	s.ClickHouse = "http://" + click
+	s.connect() // closed after the cleanup below has destroyed what is left
+	key := filepath.Join(s.State, "seal.key")
+	prepare := exec.Command(filepath.Join(bin, "sandtrail"), "up", "--prepare-only", "--state", s.State)
+	out, err := prepare.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	_, clickPort, err := net.SplitHostPort(click)
+	require.NoError(t, err)
+	flags := map[string][]string{
+		"gateway":   {"--grpc", s.GRPC, "--http", s.HTTP, "--seal-key-file", key},
+		"lifecycle": {"--state", s.State, "--seal-key-file", key, "--toolbox", filepath.Join(bin, "toolbox")},
+		"exec":      {"--state", s.State, "--seal-key-file", key},
+		"usage":     {"--dir", filepath.Join(s.State, "clickhouse"), "--clickhouse-port=-1", "--clickhouse-http-port", clickPort},
+		"gc":        {},
+	}
+	for _, name := range Services {
+		args := append(flags[name], "--nats", s.NATS, "--log-level", "warn")
+		for _, e := range extra {
+			args = append(args, e[name]...)
+		}
+		s.spawn(name, filepath.Join(bin, "sandtrail-"+name), args...)
+	}
+	t.Cleanup(func() {
+		s.destroyAll()
+		for name := range s.procs {
+			s.Interrupt(name)
+		}
+	})
+	s.wait("gateway", func() error { return isReady(s.HTTP) })
+	s.wait("usage", s.clickHouseAnswers)
+	return s
+}
+
+// Respawn starts a service that was ended again, with the same flags, and returns once its listeners answer.
+func (s *Stack) Respawn(name string) {
+	s.t.Helper()
+	old := s.procs[name]
+	<-old.done
+	s.spawn(name, old.cmd.Path, old.args...)
+	switch name {
+	case "gateway":
+		s.wait(name, func() error { return isReady(s.HTTP) })
+	case "usage":
+		s.wait(name, s.clickHouseAnswers)
+	}
+}
+
+func (s *Stack) clickHouseAnswers() error {
+	res, err := http.Get(s.ClickHouse + "/ping")
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+func (s *Stack) destroyAll() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	list, err := s.API.ListSandboxes(ctx, &computev1.ListSandboxesRequest{})
+	if err != nil {
+		s.t.Errorf("list what is left: %v", err)
+		return
+	}
+	for _, b := range list.GetSandboxes() {
+		if b.GetStatus() == computev1.SandboxStatus_SANDBOX_STATUS_DESTROYED {
+			continue
+		}
+		if _, err := s.API.DestroySandbox(ctx, &computev1.DestroySandboxRequest{SandboxId: b.GetSandboxId()}); err != nil {
+			s.t.Errorf("destroy what is left: %v", err)
+		}
+	}
+}
