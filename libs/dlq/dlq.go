@@ -33,8 +33,8 @@ const (
 	headerError       = prefix + "Error"
 	headerStored      = prefix + "Stored"
 	headerDied        = prefix + "Died"
-	// HeaderOmitted is the size in bytes of a payload that was too large to be stored with the letter's headers.
-	HeaderOmitted = prefix + "Omitted"
+	// headerOmitted is the size in bytes of a payload that was too large to be stored with the letter's headers.
+	headerOmitted = prefix + "Omitted"
 
 	// MaxPage bounds what List returns.
 	MaxPage = 200
@@ -51,7 +51,7 @@ type Info struct {
 	Stream  string
 	Seq     uint64
 	Subject string
-	// MessageID is its Nats-Msg-Id, if it had one.
+	// MessageID is its Nats-Msg-Id, if it had one; Store takes it from the headers.
 	MessageID string
 	// Code, FaultReason and Error are of the last fault: safe to show.
 	Code, FaultReason, Error string
@@ -59,8 +59,34 @@ type Info struct {
 	Stored, Died time.Time
 }
 
-// Put writes i into the headers of a dead letter. Its own Nats-Msg-Id makes one letter of a message that is buried twice.
-func (i Info) Put(h nats.Header) {
+// Store stores a message as a dead letter. Stored twice within ten
+// minutes it is one letter. Its payload stays away where it does not fit beside
+// the letter's headers; Letter.Omitted says so then. Error and the other fields of i must be safe to show.
+func Store(ctx context.Context, js jetstream.JetStream, i Info, h nats.Header, data []byte) error {
+	m := nats.NewMsg(subject.DeadLetter(i.Service, i.Consumer, i.Subject))
+	m.Data = data
+	for k, v := range h {
+		// The server's own headers would guard or deduplicate the dead letter instead of the message.
+		if !strings.HasPrefix(strings.ToLower(k), "nats-") {
+			m.Header[k] = v
+		}
+	}
+	i.MessageID = h.Get(nats.MsgIdHdr)
+	i.put(m.Header)
+	_, err := js.PublishMsg(ctx, m)
+	if errors.Is(err, nats.ErrMaxPayload) {
+		m.Header.Set(headerOmitted, strconv.Itoa(len(data)))
+		m.Data = nil
+		_, err = js.PublishMsg(ctx, m)
+	}
+	if err != nil {
+		return fmt.Errorf("store dead letter: %w", err)
+	}
+	return nil
+}
+
+// put writes i into the headers of a dead letter. Its own Nats-Msg-Id makes one letter of a message that is buried twice.
+func (i Info) put(h nats.Header) {
 	for k, v := range map[string]string{
 		headerService: i.Service, headerConsumer: i.Consumer, headerReason: i.Reason, headerAttempts: strconv.Itoa(i.Attempts),
 		headerStream: i.Stream, headerSeq: strconv.FormatUint(i.Seq, 10), headerSubject: i.Subject,
@@ -234,7 +260,7 @@ func (q *Queue) stream(ctx context.Context) (jetstream.Stream, error) {
 
 func letter(m *jetstream.RawStreamMsg) Letter {
 	l := Letter{Info: parse(m.Header), ID: m.Sequence, Size: len(m.Data), Data: m.Data, Header: m.Header}
-	l.Omitted, _ = strconv.Atoi(m.Header.Get(HeaderOmitted))
+	l.Omitted, _ = strconv.Atoi(m.Header.Get(headerOmitted))
 	return l
 }
 

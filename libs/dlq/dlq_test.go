@@ -17,13 +17,13 @@ import (
 
 func bury(t *testing.T, f *natstest.Fixture, i dlq.Info, data string) uint64 {
 	t.Helper()
-	m := nats.NewMsg(subject.DeadLetter(i.Service, i.Consumer, i.Subject))
-	m.Data = []byte(data)
-	m.Header.Set("Sandtrail-Correlation", "c-1")
-	i.Put(m.Header)
-	ack, err := f.JS.PublishMsg(t.Context(), m)
+	h := nats.Header{"Sandtrail-Correlation": {"c-1"}, nats.MsgIdHdr: {"m-1"}, nats.ExpectedLastSeqHdr: {"77"}}
+	require.NoError(t, dlq.Store(t.Context(), f.JS, i, h, []byte(data)))
+	s, err := f.JS.Stream(t.Context(), topology.StreamDead)
 	require.NoError(t, err)
-	return ack.Sequence
+	m, err := s.GetLastMsgForSubject(t.Context(), subject.DeadLetter(i.Service, i.Consumer, i.Subject))
+	require.NoError(t, err)
+	return m.Sequence
 }
 
 func command(n uint64) dlq.Info {
