@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/ops"
@@ -56,10 +57,11 @@ type Host struct {
 	JS       jetstream.JetStream
 	Log      *slog.Logger
 	Registry *prometheus.Registry
+	Tracer   trace.TracerProvider
 	Topology topology.Options
 }
 
-// Service runs until its context ends.
+// Service runs until its context ends. One that returns nil before, having done what there was to do, ends the process with it.
 type Service interface {
 	Run(ctx context.Context) error
 }
@@ -71,27 +73,34 @@ func Options(name, description string) []kong.Option {
 	}
 }
 
-// Run connects, builds the service and runs it until ctx ends or it fails. It returns the process's exit code: 0, or 1 with the
-// reason logged.
-func Run(ctx context.Context, name string, f Flags, build func(context.Context, Host) (Service, error)) int {
+// Run connects, builds the service and runs it until ctx ends, it is done or it fails. It returns the process's exit code: 0, or
+// 1 with the reason logged. With --validate it only checks the flags, asks validate (nil: nothing else can be wrong) and touches
+// neither NATS nor anything that build would make.
+func Run(ctx context.Context, name string, f Flags, validate func() error, build func(context.Context, Host) (Service, error)) int {
 	t, err := telemetry.Setup(ctx, telemetry.Config{Service: "sandtrail-" + name, OTLPEndpoint: f.OTLP, LogLevel: f.LogLevel, LogFormat: f.LogFormat})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandtrail-"+name+":", err)
 		return 1
 	}
-	if err := run(ctx, name, f, t, build); err != nil && !errors.Is(err, context.Canceled) {
+	code := 0
+	if err := run(ctx, name, f, t, validate, build); err != nil && !errors.Is(err, context.Canceled) {
 		t.Log.ErrorContext(ctx, "the service ended", "error", err)
-		return 1
+		code = 1
 	}
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if err := t.Shutdown(flush); err != nil {
 		t.Log.WarnContext(ctx, "the last traces were not sent", "error", err)
 	}
-	return 0
+	return code
 }
 
-func run(ctx context.Context, name string, f Flags, t *telemetry.Telemetry, build func(context.Context, Host) (Service, error)) error {
+func run(
+	ctx context.Context, name string, f Flags, t *telemetry.Telemetry, validate func() error, build func(context.Context, Host) (Service, error),
+) error {
+	if err := check(f, validate); err != nil || f.Check {
+		return err
+	}
 	nc, err := Connect(f.NATS, f.NATSCreds, name, t.Log)
 	if err != nil {
 		return err
@@ -105,17 +114,33 @@ func run(ctx context.Context, name string, f Flags, t *telemetry.Telemetry, buil
 	if err := Await(ctx, t.Log, "streams and buckets", func(ctx context.Context) error { return topology.Ensure(ctx, js, o) }); err != nil {
 		return err
 	}
-	s, err := build(ctx, Host{NC: nc, JS: js, Log: t.Log, Registry: t.Registry, Topology: o})
-	if err != nil || f.Check {
+	s, err := build(ctx, Host{NC: nc, JS: js, Log: t.Log, Registry: t.Registry, Tracer: t.Tracer, Topology: o})
+	if err != nil {
 		return err
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.Run(ctx) })
+	g.Go(func() error {
+		defer stop() // health and metrics are of no use to anybody once the service is done
+		return s.Run(ctx)
+	})
 	if f.Ops != "" {
 		g.Go(func() error { return serveOps(ctx, f.Ops, t.Registry, nc) })
 	}
 	t.Log.InfoContext(ctx, "running", "service", name)
 	return g.Wait()
+}
+
+func check(f Flags, validate func() error) error {
+	errs := []error{f.Validate()}
+	if validate != nil {
+		errs = append(errs, validate())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	return nil
 }
 
 // Connect opens a connection that reconnects for ever. Errors never show the URL, which may hold a password.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 )
@@ -57,6 +58,18 @@ func Inject(ctx context.Context, h nats.Header) {
 func Extract(ctx context.Context, h nats.Header) context.Context {
 	ctx = propagation.TraceContext{}.Extract(ctx, carrier(h))
 	return WithCorrelation(ctx, h.Get(envelope.HeaderCorrelation))
+}
+
+// Continue returns ctx with the trace context that an event carries: what follows goes on with the event's trace. One that is
+// malformed or empty is ignored.
+func Continue(ctx context.Context, e envelope.Meta) context.Context {
+	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{"traceparent": e.Traceparent, "tracestate": e.Tracestate})
+}
+
+// Link is a link to the trace that a message's headers carry; false without one.
+func Link(h nats.Header) (trace.Link, bool) {
+	sc := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier(h)))
+	return trace.Link{SpanContext: sc}, sc.IsValid()
 }
 
 // carrier shows NATS headers, whose names keep their case, to OpenTelemetry.

@@ -39,10 +39,17 @@ type Telemetry struct {
 	Log *slog.Logger
 	// Registry has the Go runtime's and the process's metrics already.
 	Registry *prometheus.Registry
-	Tracer   trace.TracerProvider
+	// Tracer is that of Config.Service; For is that of another part of the same process.
+	Tracer trace.TracerProvider
 	// Shutdown sends the spans that still wait, as long as its context lasts.
 	Shutdown func(context.Context) error
+
+	processor sdktrace.SpanProcessor
 }
+
+// For is the tracer of a service that shares its process with others: service is service.name of its spans, which go where
+// those of Tracer go and end with its Shutdown.
+func (t *Telemetry) For(service string) trace.TracerProvider { return newTracer(service, t.processor) }
 
 // Setup makes a process's telemetry and sets nothing global. A level, format or endpoint that it does not understand is an
 // error; a collector that cannot be reached is none: spans wait in a queue of 2,048 and are dropped when it is full.
@@ -56,18 +63,27 @@ func Setup(ctx context.Context, c Config) (*Telemetry, error) {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	tracer, err := newTracer(ctx, c)
+	processor, err := newProcessor(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	return &Telemetry{Log: log, Registry: registry, Tracer: tracer, Shutdown: tracer.Shutdown}, nil
+	tracer := newTracer(c.Service, processor)
+	return &Telemetry{Log: log, Registry: registry, Tracer: tracer, Shutdown: tracer.Shutdown, processor: processor}, nil
 }
 
-func newTracer(ctx context.Context, c Config) (*sdktrace.TracerProvider, error) {
-	res := sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", c.Service)))
-	if c.OTLPEndpoint == "" {
+func newTracer(service string, p sdktrace.SpanProcessor) *sdktrace.TracerProvider {
+	res := sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service)))
+	if p == nil {
 		// Nobody reads them, so nothing is recorded; ids are made all the same.
-		return sdktrace.NewTracerProvider(res, sdktrace.WithSampler(sdktrace.NeverSample())), nil
+		return sdktrace.NewTracerProvider(res, sdktrace.WithSampler(sdktrace.NeverSample()))
+	}
+	return sdktrace.NewTracerProvider(res, sdktrace.WithSpanProcessor(p))
+}
+
+// newProcessor is nil where spans go nowhere.
+func newProcessor(ctx context.Context, c Config) (sdktrace.SpanProcessor, error) {
+	if c.OTLPEndpoint == "" {
+		return nil, nil
 	}
 	options, err := exporterOptions(c.OTLPEndpoint)
 	if err != nil {
@@ -77,7 +93,7 @@ func newTracer(ctx context.Context, c Config) (*sdktrace.TracerProvider, error) 
 	if err != nil {
 		return nil, fmt.Errorf("make otlp exporter: %w", err)
 	}
-	return sdktrace.NewTracerProvider(res, sdktrace.WithBatcher(exporter)), nil
+	return sdktrace.NewBatchSpanProcessor(exporter), nil
 }
 
 func exporterOptions(endpoint string) ([]otlptracegrpc.Option, error) {

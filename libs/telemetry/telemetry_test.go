@@ -17,6 +17,7 @@ import (
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/grpc"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
 
@@ -138,10 +139,30 @@ func TestSpansReachTheCollector(t *testing.T) {
 	tel, _ := setup(t, telemetry.Config{Service: "exec", OTLPEndpoint: l.Addr().String()})
 	_, span := tel.Tracer.Tracer("t").Start(t.Context(), "op")
 	span.End()
+	_, span = tel.For("usage").Tracer("t").Start(t.Context(), "other op")
+	span.End()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	require.NoError(t, tel.Shutdown(ctx))
-	r := <-s.got
-	require.Equal(t, "op", r.GetResourceSpans()[0].GetScopeSpans()[0].GetSpans()[0].GetName())
-	require.Equal(t, "exec", r.GetResourceSpans()[0].GetResource().GetAttributes()[0].GetValue().GetStringValue())
+	of := map[string]string{}
+	for _, r := range (<-s.got).GetResourceSpans() {
+		of[r.GetResource().GetAttributes()[0].GetValue().GetStringValue()] = r.GetScopeSpans()[0].GetSpans()[0].GetName()
+	}
+	require.Equal(t, map[string]string{"exec": "op", "usage": "other op"}, of)
+}
+
+func TestAnEventsTraceGoesOn(t *testing.T) {
+	tel, _ := setup(t, telemetry.Config{})
+	ctx, span := tel.Tracer.Tracer("t").Start(t.Context(), "op")
+	h := nats.Header{}
+	telemetry.Inject(ctx, h)
+	got := telemetry.Continue(t.Context(), envelope.Meta{Traceparent: h.Get("traceparent")})
+	require.Equal(t, span.SpanContext().SpanID(), trace.SpanContextFromContext(got).SpanID())
+	require.False(t, trace.SpanContextFromContext(telemetry.Continue(t.Context(), envelope.Meta{Traceparent: "00-x"})).IsValid())
+
+	link, ok := telemetry.Link(h)
+	require.True(t, ok)
+	require.Equal(t, span.SpanContext().TraceID(), link.SpanContext.TraceID())
+	_, ok = telemetry.Link(nil)
+	require.False(t, ok)
 }

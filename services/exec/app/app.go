@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
@@ -139,6 +140,10 @@ func (a *App) connect() error {
 			return client.New(client.KeeperDialer(a.cfg.StateDir, box), "")
 		}
 	}
+	if d.Tracer == nil {
+		d.Tracer = noop.NewTracerProvider()
+	}
+	d.Toolbox = traced(d.Toolbox, d.Tracer.Tracer(scope))
 	if d.NC == nil {
 		nc, err := nats.Connect(a.cfg.NATSURL, nats.Name("sandtrail-exec"), nats.MaxReconnects(-1))
 		if err != nil {
@@ -185,7 +190,7 @@ func (a *App) build(ctx context.Context) error {
 	}
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
-	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.owners(), Toolbox: a.deps.Toolbox, Log: log}
+	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.owners(), Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope)}
 	a.runner = runner.New(ctx, runner.Config{
 		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,

@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
@@ -34,6 +36,8 @@ type Deps struct {
 	NC       *nats.Conn
 	Log      *slog.Logger
 	Registry *prometheus.Registry
+	// Tracer makes spans of calls; nil makes none.
+	Tracer trace.TracerProvider
 	// Checks are further conditions of readiness by name, from services in the same process.
 	Checks map[string]func() error
 }
@@ -73,8 +77,11 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	use := usecase.New(ctx, d.NC, js, jslog.New(js), key, cfg.limits(), d.Log)
+	if d.Tracer == nil {
+		d.Tracer = noop.NewTracerProvider()
+	}
 	a := &App{log: d.Log, nc: d.NC, keys: keys}
-	if a.server, a.health, err = grpcapi.New(use, keys, d.Log, d.Registry); err != nil {
+	if a.server, a.health, err = grpcapi.New(use, keys, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
 		return nil, err
 	}
 	checks := []ops.Check{{Name: "nats", Fn: a.connected}}

@@ -12,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
@@ -45,6 +47,8 @@ type Deps struct {
 	NC       *nats.Conn
 	Log      *slog.Logger
 	Registry *prometheus.Registry
+	// Tracer makes a span of each pass that finds something; nil makes none.
+	Tracer trace.TracerProvider
 	// Events is the log; nil is the one on NC.
 	Events eventlog.Log
 	// Now is the clock of every decision; nil is the system's.
@@ -82,12 +86,15 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
+	if d.Tracer == nil {
+		d.Tracer = noop.NewTracerProvider()
+	}
 	if d.Registry == nil {
 		d.Registry = prometheus.NewRegistry()
 	}
 	a := &App{
 		cfg: cfg, log: d.Log.With("service", "gc"), js: js, registry: d.Registry, now: d.Now,
-		sweeper: sweep.New(js, d.Events, d.Now),
+		sweeper: sweep.New(js, d.Events, d.Now, d.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gc")),
 		found: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandtrail_gc_findings_total", Help: "What was over and asked to be removed, by kind and action.",
 		}, []string{"kind", "action"}),

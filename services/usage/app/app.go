@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
@@ -67,6 +68,8 @@ type Deps struct {
 	JS         jetstream.JetStream
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
+	// Tracer makes a span of each batch; nil makes none.
+	Tracer trace.TracerProvider
 	// Progress gets a line for each long step of the start; may be nil.
 	Progress func(string)
 }
@@ -122,7 +125,7 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 	if err := a.conn.Up(limited); err != nil {
 		return err
 	}
-	a.projector, err = project.New(ctx, project.Config{JS: d.JS, Sink: a.conn, Log: d.Log, Registerer: d.Registerer})
+	a.projector, err = project.New(ctx, project.Config{JS: d.JS, Sink: a.conn, Log: d.Log, Registerer: d.Registerer, Tracer: d.Tracer})
 	return err
 }
 

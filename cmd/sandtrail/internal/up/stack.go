@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/natsserver"
@@ -191,7 +192,7 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 		return err
 	}
 	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, SealKeyFile: s.sealKey()}, gateway.Deps{
-		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry,
+		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry, Tracer: s.tracer("gateway"),
 		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }},
 	})
 	if err != nil {
@@ -221,7 +222,7 @@ func (s *stack) usage(ctx context.Context) (*usage.App, error) {
 		return nil, err
 	}
 	return usage.New(ctx, usage.Config{ClickHouse: s.ClickHouse, Dir: filepath.Join(s.State, "clickhouse"), Cache: s.Cache}, usage.Deps{
-		NC: nc, JS: js, Log: s.log("usage"), Registerer: s.tel.Registry,
+		NC: nc, JS: js, Log: s.log("usage"), Registerer: s.tel.Registry, Tracer: s.tracer("usage"),
 		Progress: func(note string) { s.progress.step("clickhouse", 0, 0, note) },
 	})
 }
@@ -237,7 +238,7 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 		conns[name] = nc
 	}
 	life, err := lifecycle.New(ctx, s.lifecycleConfig(), lifecycle.Deps{
-		NC: conns["lifecycle"], Log: s.log("lifecycle"), Registry: s.tel.Registry, Topology: s.topology,
+		NC: conns["lifecycle"], Log: s.log("lifecycle"), Registry: s.tel.Registry, Tracer: s.tracer("lifecycle"), Topology: s.topology,
 	})
 	if err != nil {
 		return err
@@ -247,12 +248,12 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey()}, exec.Deps{
-		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.tel.Registry, Topology: s.topology,
+		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.tel.Registry, Tracer: s.tracer("exec"), Topology: s.topology,
 	})
 	if err != nil {
 		return err
 	}
-	sweep, err := gc.New(ctx, gc.Config{}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry})
+	sweep, err := gc.New(ctx, gc.Config{}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry, Tracer: s.tracer("gc")})
 	if err != nil {
 		return err
 	}
@@ -263,6 +264,9 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 }
 
 func (s *stack) log(service string) *slog.Logger { return s.tel.Log.With("part", service) }
+
+// tracer names a service as it is named when it is a process of its own.
+func (s *stack) tracer(service string) trace.TracerProvider { return s.tel.For("sandtrail-" + service) }
 
 func named(service string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {

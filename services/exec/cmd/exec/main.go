@@ -26,16 +26,22 @@ type flags struct {
 	StartDeadline      time.Duration `default:"10m" help:"How long a command waits for its sandbox to become ready."`
 }
 
+func (f *flags) config() app.Config {
+	return app.Config{
+		StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
+		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
+		StartDeadline: f.StartDeadline,
+	}
+}
+
 func main() {
 	var f flags
 	kong.Parse(&f, chassis.Options("exec", "Runs commands in the sandboxes of one worker.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "exec", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		return app.New(ctx, app.Config{
-			StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
-			MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
-			StartDeadline: f.StartDeadline,
-		}, app.Deps{NC: h.NC, JS: h.JS, Log: h.Log, Registry: h.Registry, Topology: h.Topology})
+	os.Exit(chassis.Run(ctx, "exec", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, f.config(), app.Deps{
+			NC: h.NC, JS: h.JS, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer, Topology: h.Topology,
+		})
 	}))
 }

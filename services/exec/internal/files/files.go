@@ -10,10 +10,13 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
@@ -40,6 +43,8 @@ type Server struct {
 	Owner   func(ctx context.Context, sandbox string) (tenant string, err error)
 	Toolbox func(sandbox string) *client.Client
 	Log     *slog.Logger
+	// Tracer makes a span of each call behind that of its caller; nil makes none.
+	Tracer trace.Tracer
 }
 
 // Run serves until ctx ends, and lets the calls in work finish.
@@ -74,9 +79,15 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serve(ctx context.Context, m *nats.Msg) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	span := trace.SpanFromContext(ctx)
+	if s.Tracer != nil {
+		ctx, span = s.Tracer.Start(telemetry.Extract(ctx, m.Header), "files.call", trace.WithSpanKind(trace.SpanKindServer))
+	}
+	defer span.End()
 	reply, err := s.call(ctx, m)
 	if err != nil {
 		f := translate(err)
+		span.SetStatus(codes.Error, string(f.Reason))
 		if f.Code == fault.Internal {
 			s.Log.WarnContext(ctx, "file call failed", "subject", m.Subject, "error", err)
 		}

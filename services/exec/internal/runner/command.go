@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
@@ -39,6 +40,8 @@ func (r *Runner) Handle(ctx context.Context, m worker.Message) error {
 	case *commandsv1.ExecCommand_Start:
 		return r.handleStart(ctx, agg, cmd)
 	case *commandsv1.ExecCommand_Cancel:
+		ctx, span := r.tracer.Start(ctx, "exec.cancel", trace.WithSpanKind(trace.SpanKindConsumer))
+		defer span.End()
 		seq, err := r.cancel(ctx, agg, cmd, c.Cancel.GetReason())
 		return r.answer(ctx, cmd, seq, err)
 	default:

@@ -7,6 +7,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/services/exec/internal/openexecs"
 )
 
@@ -59,7 +60,8 @@ func (r *Runner) resumeSandbox(ctx context.Context, id string) error {
 			return err
 		}
 		if fresh {
-			go x.supervise(context.WithoutCancel(ctx), nil)
+			// Its trace goes on where the event that began it left off.
+			go x.supervise(telemetry.Continue(context.WithoutCancel(ctx), h.Events[0].Meta), nil)
 		}
 	}
 	return nil

@@ -121,7 +121,7 @@ func (x *run) drive(ctx context.Context, cmd *commandsv1.ExecCommand) error {
 		return nil
 	}
 	x.accept(nil)
-	sctx, span := x.r.tracer.Start(ctx, "toolbox.start", trace.WithSpanKind(trace.SpanKindClient))
+	sctx, span := x.r.tracer.Start(ctx, "exec.start")
 	err := x.start(sctx, cmd, fresh)
 	span.End()
 	if err != nil || x.state.Over() {

@@ -21,13 +21,16 @@ type flags struct {
 	SealKeyFile string `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
 }
 
+func (f *flags) config() app.Config {
+	return app.Config{GRPC: f.GRPC, HTTP: f.HTTP, KeysFile: f.KeysFile, SealKeyFile: f.SealKeyFile}
+}
+
 func main() {
 	var f flags
 	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC, health and metrics.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "gateway", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		return app.New(ctx, app.Config{GRPC: f.GRPC, HTTP: f.HTTP, KeysFile: f.KeysFile, SealKeyFile: f.SealKeyFile},
-			app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry})
+	os.Exit(chassis.Run(ctx, "gateway", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
 	}))
 }

@@ -9,7 +9,6 @@ import (
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -36,8 +35,8 @@ const (
 	maxStreams = 10_000
 )
 
-// New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics, traces,
-// health and reflection. The health server says SERVING once told so.
+// New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics,
+// health and reflection; traces by the option Traced. The health server says SERVING once told so.
 func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, registry prometheus.Registerer, options ...grpc.ServerOption) (*grpc.Server, *health.Server, error) {
 	validator, err := protovalidate.New(protovalidate.WithMessages(
 		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
@@ -53,7 +52,6 @@ func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, regis
 	e := edge{keys: keys, validator: validator, logger: logger}
 	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
-		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -102,7 +103,9 @@ func (u *UseCases) ready(ctx context.Context, p principal.Principal, id string) 
 	return u.waitReady(ctx, s)
 }
 
-func (u *UseCases) fileCall(ctx context.Context, s sandbox.Sandbox, call *commandsv1.FileCall) (*commandsv1.FileReply, error) {
+func (u *UseCases) fileCall(ctx context.Context, s sandbox.Sandbox, call *commandsv1.FileCall) (_ *commandsv1.FileReply, err error) {
+	ctx, end := span(ctx, "files.request", subject.Files(s.Worker, s.Tenant, s.ID), trace.SpanKindClient)
+	defer func() { end(err) }()
 	call.TenantId, call.SandboxId = s.Tenant, s.ID
 	data, err := proto.Marshal(call)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -180,6 +181,8 @@ func (u *UseCases) order(ctx context.Context, subj, commandID string, command pr
 	if err != nil {
 		return false, fault.From(err)
 	}
+	ctx, end := span(ctx, "command.publish", subj, trace.SpanKindProducer)
+	defer func() { end(err) }()
 	m := nats.NewMsg(subj)
 	m.Data = data
 	telemetry.Inject(ctx, m.Header)

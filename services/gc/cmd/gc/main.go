@@ -41,8 +41,8 @@ func main() {
 	kong.Parse(&f, chassis.Options("gc", "Removes what is over.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "gc", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		a, err := app.New(ctx, app.Config{Every: f.Every}, app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry})
+	os.Exit(chassis.Run(ctx, "gc", f.Flags, app.Config{Every: f.Every}.Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		a, err := app.New(ctx, app.Config{Every: f.Every}, app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
 		if err != nil || !f.Once && !f.DryRun {
 			return a, err
 		}

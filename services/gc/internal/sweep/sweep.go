@@ -12,6 +12,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -62,11 +65,12 @@ type Sweeper struct {
 	js     jetstream.JetStream
 	events eventlog.Log
 	now    func() time.Time
+	tracer trace.Tracer
 }
 
 // New makes a sweeper with a clock.
-func New(js jetstream.JetStream, events eventlog.Log, now func() time.Time) *Sweeper {
-	return &Sweeper{js: js, events: events, now: now}
+func New(js jetstream.JetStream, events eventlog.Log, now func() time.Time, tracer trace.Tracer) *Sweeper {
+	return &Sweeper{js: js, events: events, now: now, tracer: tracer}
 }
 
 // Relevant keeps the views that can become due: sandboxes that are not destroyed, or whose workspace is still there.
@@ -98,6 +102,8 @@ func timeOf(t *timestamppb.Timestamp) time.Time {
 // Sweep looks at the views that are due and returns what is over, by tenant and id. Unless dry it asks for the end of each: the
 // commands are sent when it returns, not carried out. One that cannot be looked at does not keep the others from it.
 func (s *Sweeper) Sweep(ctx context.Context, views []*commandsv1.SandboxView, dry bool) ([]Finding, error) {
+	ctx, span := s.tracer.Start(ctx, "gc.pass")
+	defer span.End()
 	now := s.now()
 	var found []Finding
 	var errs []error
@@ -126,6 +132,26 @@ func (s *Sweeper) Sweep(ctx context.Context, views []*commandsv1.SandboxView, dr
 	return found, errors.Join(errs...)
 }
 
+// traced makes a span of sending what ends a finding, which leads to the trace in which the sandbox was made.
+func (s *Sweeper) traced(h eventlog.History, f *Finding, send func(context.Context) error) func(context.Context) error {
+	if f == nil || len(h.Events) == 0 {
+		return send
+	}
+	made := trace.SpanContextFromContext(telemetry.Continue(context.Background(), h.Events[0].Meta))
+	return func(ctx context.Context) error {
+		ctx, span := s.tracer.Start(ctx, "gc.ask", trace.WithSpanKind(trace.SpanKindProducer), trace.WithLinks(trace.Link{SpanContext: made}),
+			trace.WithAttributes(
+				attribute.String("sandtrail.sandbox", f.ID), attribute.String("sandtrail.kind", f.Kind), attribute.String("sandtrail.action", f.Action),
+			))
+		defer span.End()
+		err := send(ctx)
+		if err != nil {
+			span.SetStatus(codes.Error, "not sent")
+		}
+		return err
+	}
+}
+
 // look asks the log whether a sandbox or its workspace is over.
 func (s *Sweeper) look(ctx context.Context, tenant, id string, now time.Time) (*Finding, func(context.Context) error, error) {
 	h, err := s.events.Load(ctx, subject.Sandbox(tenant, id))
@@ -136,7 +162,12 @@ func (s *Sweeper) look(ctx context.Context, tenant, id string, now time.Time) (*
 	if err != nil {
 		return nil, nil, err
 	}
-	f := &Finding{Kind: KindSandbox, ID: id, Tenant: tenant}
+	f, send, err := s.judge(ctx, sb, now)
+	return f, s.traced(h, f, send), err
+}
+
+func (s *Sweeper) judge(ctx context.Context, sb sandbox.Sandbox, now time.Time) (*Finding, func(context.Context) error, error) {
+	f := &Finding{Kind: KindSandbox, ID: sb.ID, Tenant: sb.Tenant}
 	switch {
 	case sb.State == sandbox.Destroyed:
 		return s.workspace(ctx, sb, now)

@@ -45,7 +45,7 @@ func main() {
 	kong.Parse(&f, chassis.Options("lifecycle", "Decides about sandboxes, and makes and ends them.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "lifecycle", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		return app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Topology: h.Topology})
+	os.Exit(chassis.Run(ctx, "lifecycle", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer, Topology: h.Topology})
 	}))
 }

@@ -43,9 +43,9 @@ func main() {
 	kong.Parse(&f, chassis.Options("usage", "Projects the event log into ClickHouse.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "usage", f.Flags, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+	os.Exit(chassis.Run(ctx, "usage", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
 		a, err := app.New(ctx, f.config(), app.Deps{
-			NC: h.NC, JS: h.JS, Log: h.Log, Registerer: h.Registry, Progress: func(s string) { h.Log.Info(s) },
+			NC: h.NC, JS: h.JS, Log: h.Log, Registerer: h.Registry, Tracer: h.Tracer, Progress: func(s string) { h.Log.Info(s) },
 		})
 		if err == nil && a.Address().Embedded {
 			h.Log.Info("ClickHouse serves", "http", a.Address().HTTP, "native", a.Address().Native)

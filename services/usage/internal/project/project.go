@@ -21,6 +21,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
@@ -57,6 +59,8 @@ type Config struct {
 	Sink       Sink
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
+	// Tracer makes a span of each batch; nil makes none.
+	Tracer trace.TracerProvider
 }
 
 // Projector reads the durable consumer topology.ConsumerUsage. Any number of them may run: each event goes to one.
@@ -65,6 +69,7 @@ type Projector struct {
 	sink     Sink
 	log      *slog.Logger
 	metrics  *metrics
+	tracer   trace.Tracer
 	consumer jetstream.Consumer
 	owners   *owners
 	// incarnation of the stream: sequences of another one are others.
@@ -76,6 +81,9 @@ type Projector struct {
 
 // New looks up the stream and its consumer, which must exist.
 func New(ctx context.Context, c Config) (*Projector, error) {
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider()
+	}
 	m, err := newMetrics(c.Registerer)
 	if err != nil {
 		return nil, err
@@ -90,6 +98,7 @@ func New(ctx context.Context, c Config) (*Projector, error) {
 	}
 	return &Projector{
 		js: c.JS, sink: c.Sink, log: c.Log, metrics: m, consumer: cons, owners: newOwners(s),
+		tracer:      c.Tracer.Tracer("github.com/sandtrail/sandtrail/services/usage"),
 		incarnation: s.CachedInfo().Config.Metadata[topology.MetaIncarnation], ackWait: cons.CachedInfo().Config.AckWait,
 	}, nil
 }
@@ -196,12 +205,15 @@ func (p *Projector) fetch(ctx context.Context, full bool) ([]jetstream.Msg, erro
 // project sees a batch through: rows, insert, acknowledgement. It tries again until it succeeds or ctx ends.
 func (p *Projector) project(ctx context.Context, b batch) {
 	defer b.release()
+	ctx, span := p.span(ctx, b.messages)
+	defer span.End()
 	for attempt := 1; ; attempt++ {
 		done, err := p.attempt(ctx, b.messages)
 		if err == nil {
 			p.acknowledge(ctx, done)
 			return
 		}
+		span.AddEvent("attempt failed")
 		if ctx.Err() != nil {
 			b.handBack()
 			return
