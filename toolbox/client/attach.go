@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"context"
 	"errors"
 	"io"
@@ -50,7 +51,7 @@ func (s *Stream) Recv() (*toolboxv1.AttachEvent, error) {
 	var res toolboxv1.Response
 	err := wire.Read(s.conn, &res)
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return nil, failure(s.ctx, "attach", io.ErrUnexpectedEOF)
 	case err != nil:
 		return nil, failure(s.ctx, "attach", err)

@@ -151,7 +151,7 @@ func (c *Client) exchange(conn net.Conn, req *toolboxv1.Request, res *toolboxv1.
 		return nil
 	case sent != nil:
 		return sent
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return io.ErrUnexpectedEOF
 	}
 	return err

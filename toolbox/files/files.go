@@ -155,10 +155,10 @@ func (f *Files) Read(r *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error) {
 	n = max(0, min(n, info.Size()-r.Offset))
 	data := make([]byte, n)
 	got, err := file.ReadAt(data, r.Offset)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, classify(err)
 	}
 	// Less than the size said: the guest cut the file meanwhile.
-	eof := err == io.EOF || r.Offset+int64(got) >= info.Size()
+	eof := errors.Is(err, io.EOF) || r.Offset+int64(got) >= info.Size()
 	return &toolboxv1.ReadFileReply{Data: data[:got], TotalSize: info.Size(), Eof: eof}, nil
 }

@@ -196,26 +196,35 @@ func TestOnlyRegularFiles(t *testing.T) {
 	for _, name := range []string{"fifo", "socket", "device", "d"} {
 		require.NoError(t, os.Symlink(name, filepath.Join(ws, "to-"+name)))
 		for _, path := range []string{name, "to-" + name} {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, err := read(f, path)
-				require.Equal(t, "path_not_file", reason(t, err), path)
-				require.Equal(t, "path_not_file", reason(t, write(f, path, "x")), path)
-				_, err = f.Write(&toolboxv1.WriteFile{Path: path, Data: []byte("x"), Append: true, Last: true})
-				require.Equal(t, "path_not_file", reason(t, err), path)
-				if name != "d" {
-					_, err = f.List(&toolboxv1.ListFiles{Path: path})
-					require.Equal(t, "path_not_directory", reason(t, err), path)
-					require.Equal(t, "path_not_directory", reason(t, write(f, path+"/x", "x")), path)
-				}
-			}()
-			select {
-			case <-done:
-			case <-time.After(5 * time.Second):
-				require.FailNow(t, "blocked on "+path)
+			require.Equal(t, "path_not_file", reason(t, soon(t, func() error { _, err := read(f, path); return err })), path)
+			require.Equal(t, "path_not_file", reason(t, soon(t, func() error { return write(f, path, "x") })), path)
+			require.Equal(t, "path_not_file", reason(t, soon(t, func() error {
+				_, err := f.Write(&toolboxv1.WriteFile{Path: path, Data: []byte("x"), Append: true, Last: true})
+				return err
+			})), path)
+			if name == "d" {
+				continue
 			}
+			require.Equal(t, "path_not_directory", reason(t, soon(t, func() error {
+				_, err := f.List(&toolboxv1.ListFiles{Path: path})
+				return err
+			})), path)
+			require.Equal(t, "path_not_directory", reason(t, soon(t, func() error { return write(f, path+"/x", "x") })), path)
 		}
+	}
+}
+
+// soon is what call returns; a call that blocks fails the test.
+func soon(t *testing.T, call func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(5 * time.Second):
+		require.FailNow(t, "blocked")
+		return nil
 	}
 }
 

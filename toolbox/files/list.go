@@ -1,6 +1,7 @@
 package files
 
 import (
+	"errors"
 	"cmp"
 	"errors"
 	"io"
@@ -131,7 +132,7 @@ func (l *lister) names(dir interface {
 			l.reply.Truncated = true
 			err = io.EOF
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			keep()
 			return names, nil
 		}

@@ -98,7 +98,7 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 	k.tags++
 	p = &program{id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
 		spool:   spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}),
-		account: k.meter.begin(), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{})}
+		account: k.meter.begin(firstTag + k.tags), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{})}
 	if p.first, err = p.spool.Reader(0, 0); err != nil {
 		return nil, false, err
 	}

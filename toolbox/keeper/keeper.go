@@ -124,7 +124,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if box.refused != nil {
 		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
 	}
-	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box.group, box.pid), started: time.Now(),
+	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
 		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, debug.FreeOSMemory)}
 	l, err := k.listen()
 	if err != nil {

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -16,8 +17,9 @@ import (
 // sampleEvery is how often memory is read while programs run.
 const sampleEvery = 250 * time.Millisecond
 
-// The methods of measuring. Shared: execs overlapped, what the sandbox used meanwhile was split evenly among those running,
-// so that their sum is never more than the total; the peak is the sandbox's.
+// The methods of measuring. Shared: execs overlapped. What the sandbox used meanwhile was split among those running, so that
+// their sum is never more than the total: CPU by what the sentry says of their processes, reads and writes evenly; the peak is
+// the sandbox's.
 const (
 	methodAlone  = "cgroup"
 	methodShared = "cgroup_shared"
@@ -31,6 +33,10 @@ type counters struct {
 
 // account is the part of one exec.
 type account struct {
+	// tag is the group of the exec's processes; seen their time by the sentry's last word, idle that it had not grown then.
+	tag    uint32
+	seen   time.Duration
+	idle   bool
 	used   counters
 	peak   uint64
 	sum    float64
@@ -42,8 +48,14 @@ type account struct {
 type meter struct {
 	group  *cgroup.Group
 	sentry int
+	// times asks the sentry for the time of the execs' processes.
+	times func(context.Context, []uint32) (map[uint32]time.Duration, error)
 	// piped are bytes between us and programs, which the sentry's own counters have as reads and writes too.
 	pipedIn, pipedOut atomic.Uint64
+
+	// asking is held while the sentry is asked, which is not under mu; asked is when it was last.
+	asking sync.Mutex
+	asked  time.Time
 
 	mu    sync.Mutex
 	last  counters
@@ -52,10 +64,10 @@ type meter struct {
 	stop  chan struct{}
 }
 
-func newMeter(group *cgroup.Group, sentry int) *meter {
-	m := &meter{group: group, sentry: sentry, open: map[*account]struct{}{}}
-	m.last = m.read(group.Stats())
-	m.total.peak = group.Stats().MemoryPeak
+func newMeter(box *sandbox) *meter {
+	m := &meter{group: box.group, sentry: box.pid, times: box.control.Times, open: map[*account]struct{}{}}
+	m.last = m.read(m.group.Stats())
+	m.total.peak = m.group.Stats().MemoryPeak
 	return m
 }
 
@@ -89,13 +101,14 @@ func processIO(pid int) (read, written float64, ok bool) {
 	return read, written, ok
 }
 
-// settle gives each open account its part of what was used since the last time.
-func (m *meter) settle() cgroup.Stats {
+// settle gives each open account its part of what was used since the last time. times may be nil; ending is the account that
+// is about to close, or nil.
+func (m *meter) settle(times map[uint32]time.Duration, ending *account) cgroup.Stats {
 	s := m.group.Stats()
 	now := m.read(s)
 	if n := len(m.open); n > 0 {
+		split(now.cpu-m.last.cpu, m.open, times, ending)
 		for a := range m.open {
-			a.used.cpu += (now.cpu - m.last.cpu) / time.Duration(n)
 			a.used.read += (now.read - m.last.read) / float64(n)
 			a.used.write += (now.write - m.last.write) / float64(n)
 		}
@@ -105,8 +118,8 @@ func (m *meter) settle() cgroup.Stats {
 	return s
 }
 
-func (m *meter) sample() {
-	s := m.settle()
+func (m *meter) sample(times map[uint32]time.Duration, ending *account) {
+	s := m.settle(times, ending)
 	for a := range m.open {
 		a.peak = max(a.peak, s.MemoryBytes)
 		a.sum += float64(s.MemoryBytes)
@@ -116,25 +129,31 @@ func (m *meter) sample() {
 	m.total.count++
 }
 
-// begin opens an account.
-func (m *meter) begin() *account {
+// begin opens an account for the exec whose processes have the tag.
+func (m *meter) begin(tag uint32) *account {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.settle()
-	a := &account{}
-	if len(m.open) == 0 {
+	a := &account{tag: tag}
+	switch len(m.open) {
+	case 0:
+		m.settle(nil, nil)
 		// A peak belongs to one exec only if it starts with it.
 		a.shared = !m.group.ResetPeak()
 		m.stop = make(chan struct{})
 		go m.follow(m.stop)
-	} else {
+	case 1:
+		// Until now the other had all; how much of it its processes know of themselves is where the split starts.
+		m.settle(nil, nil)
+		go m.ask(nil, true)
+		fallthrough
+	default:
 		a.shared = true
 		for other := range m.open {
 			other.shared = true
 		}
 	}
 	m.open[a] = struct{}{}
-	m.sample()
+	m.sample(nil, nil)
 	return a
 }
 
@@ -146,18 +165,61 @@ func (m *meter) follow(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case <-tick.C:
-			m.mu.Lock()
-			m.sample()
-			m.mu.Unlock()
+			m.ask(nil, false)
 		}
 	}
 }
 
-// end closes an account and says what its exec used and by which method.
-func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
+const (
+	// askTimeout bounds a question to the sentry, askEvery is the least time between two: they cost the sandbox CPU.
+	askTimeout = 250 * time.Millisecond
+	askEvery   = 25 * time.Millisecond
+)
+
+// ask samples, with the sentry's word where execs overlap. base: only take it as the point to start from.
+func (m *meter) ask(ending *account, base bool) {
+	times := m.question()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.sample()
+	if !base {
+		m.sample(times, ending)
+		return
+	}
+	for a := range m.open {
+		a.seen, a.idle = max(a.seen, times[a.tag]), false
+	}
+}
+
+// question asks the sentry. Nil: only one exec runs, it was asked just now, or it does not answer.
+func (m *meter) question() map[uint32]time.Duration {
+	if !m.asking.TryLock() {
+		return nil
+	}
+	defer m.asking.Unlock()
+	m.mu.Lock()
+	var tags []uint32
+	for a := range m.open {
+		tags = append(tags, a.tag)
+	}
+	m.mu.Unlock()
+	if len(tags) < 2 || time.Since(m.asked) < askEvery {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	times, err := m.times(ctx, tags)
+	m.asked = time.Now()
+	if err != nil {
+		return nil
+	}
+	return times
+}
+
+// end closes an account and says what its exec used and by which method.
+func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
+	m.ask(a, false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if _, open := m.open[a]; open {
 		delete(m.open, a)
 		if len(m.open) == 0 {
@@ -187,7 +249,7 @@ func (a *account) metrics() *commonv1.UsageMetrics {
 func (m *meter) usage() (*commonv1.UsageMetrics, cgroup.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.settle()
+	s := m.settle(nil, nil)
 	total := m.total
 	total.used = m.last
 	if total.count == 0 {

@@ -90,6 +90,50 @@ func TestSharedUsage(t *testing.T) {
 	require.LessOrEqual(t, sum, after.Usage.CpuMs-before.Usage.CpuMs+1)
 }
 
+// A command that waits is not billed for its neighbour's work, whether that is one long command, one that makes many short
+// processes, or many short commands.
+func TestSharedUsageOfBusyAndIdle(t *testing.T) {
+	b := keepertest.Start(t)
+	// What ran alone before must not count again.
+	warm := keepertest.NewID()
+	_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: warm, Argv: []string{"sh", "-c", "timeout 0.5 sh -c 'while :; do :; done'; echo; sleep 600"}})
+	require.NoError(t, err)
+	stream, err := b.Attach(t.Context(), &toolboxv1.Attach{ExecId: warm})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.NoError(t, err)
+	stream.Close()
+	for name, script := range map[string]string{
+		"long": "timeout 2 sh -c 'while :; do :; done'",
+		"many": "i=0; while [ $i -lt 60 ]; do /bin/seq 1 20000 >/dev/null; i=$((i+1)); done",
+	} {
+		idle := keepertest.NewID()
+		_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: idle, Argv: []string{"sleep", "600"}})
+		require.NoError(t, err)
+		busy := b.Sh(t, script)
+		_, err = b.Signal(t.Context(), &toolboxv1.Signal{ExecId: idle, Signal: 9})
+		require.NoError(t, err)
+		share(t, name, busy.Usage.CpuMs, b.Follow(t, idle, 0, 0).Usage.CpuMs)
+	}
+	idle := keepertest.NewID()
+	_, err = b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: idle, Argv: []string{"sleep", "600"}})
+	require.NoError(t, err)
+	var sum uint64
+	for range 20 {
+		sum += b.Sh(t, "/bin/seq 1 100000 >/dev/null").Usage.CpuMs
+	}
+	_, err = b.Signal(t.Context(), &toolboxv1.Signal{ExecId: idle, Signal: 9})
+	require.NoError(t, err)
+	share(t, "short commands", sum, b.Follow(t, idle, 0, 0).Usage.CpuMs)
+}
+
+func share(t *testing.T, name string, busy, idle uint64) {
+	t.Helper()
+	t.Logf("%s: busy %d ms, idle %d ms", name, busy, idle)
+	require.Greater(t, busy, uint64(200))
+	require.Greater(t, float64(busy)/float64(busy+idle), 0.9)
+}
+
 func TestSizes(t *testing.T) {
 	info, err := os.Stat(keepertest.Toolbox(t))
 	require.NoError(t, err)

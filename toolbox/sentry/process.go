@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"time"
 )
 
 // Program is what to run. Ids are those of the guest.
@@ -55,11 +54,6 @@ func (c *Client) Wait(ctx context.Context, pid int32) (syscall.WaitStatus, error
 // Signal sends a signal to one process.
 func (c *Client) Signal(ctx context.Context, pid int32, signal syscall.Signal) error {
 	return c.call(ctx, "containerManager.Signal", map[string]any{"CID": c.container, "PID": pid, "Signo": int32(signal), "Mode": 0}, nil)
-}
-
-// Times implements Control.
-func (c *Client) Times(context.Context, []uint32) (map[uint32]time.Duration, error) {
-	return nil, ErrUnsupported
 }
 
 // Fault is why a program did not start.

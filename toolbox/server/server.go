@@ -158,9 +158,9 @@ func refuse(conn net.Conn) {
 		return
 	}
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		half.CloseWrite()
+		_ = half.CloseWrite()
 	}
-	io.CopyN(io.Discard, conn, wire.MaxMessage)
+	_, _ = io.CopyN(io.Discard, conn, wire.MaxMessage)
 }
 
 // serve reads one request and answers it.
@@ -186,7 +186,7 @@ func (s *server) serve(conn net.Conn) {
 	go func() {
 		// The caller sends nothing behind its request: whatever comes is its end.
 		var one [1]byte
-		conn.Read(one[:])
+		_, _ = conn.Read(one[:])
 		cancel()
 	}()
 	if a := req.GetAttach(); a != nil {

@@ -55,7 +55,8 @@ func (o *order) compact(readable func(stream uint32, from uint64) uint64) {
 		copy(g[:], kept[i:i+group])
 		joined = append(joined, join(g[:])...)
 	}
-	o.runs = append(joined, kept[old:]...)
+	joined = append(joined, kept[old:]...)
+	o.runs = joined
 }
 
 // join makes one run of each stream that occurs in g, first come first.

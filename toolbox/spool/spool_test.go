@@ -106,7 +106,7 @@ func TestAgainstModel(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				out, errs := p.Bytes()
-				require.Equal(t, total, [2]uint64{out, errs})
+				require.Equal(t, [2]uint64{out, errs}, total)
 				for id := Stdout; id <= Stderr; id++ {
 					var sum uint64
 					for _, g := range p.StreamEnd(id).Gaps {
@@ -189,7 +189,7 @@ func TestOrderOfTheStreamsIsKept(t *testing.T) {
 	var all []byte
 	for {
 		piece, err := r.Next(t.Context(), make([]byte, 64))
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		require.NoError(t, err)
@@ -283,7 +283,7 @@ func TestLongOutputThroughALiveReader(t *testing.T) {
 	started := time.Now()
 	for {
 		piece, err := live.Next(t.Context(), buf)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		require.NoError(t, err)

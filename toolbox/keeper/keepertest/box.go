@@ -168,7 +168,7 @@ func (b *Box) Follow(t testing.TB, id string, stdout, stderr uint64) Outcome {
 	var out, errs bytes.Buffer
 	for {
 		e, err := stream.Recv()
-		require.False(t, errors.Is(err, io.EOF), "no end")
+		require.NotErrorIs(t, err, io.EOF, "no end")
 		require.NoError(t, err)
 		if s := e.GetSkip(); s != nil {
 			o.Skipped += s.To - s.From
