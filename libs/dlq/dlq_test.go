@@ -43,7 +43,7 @@ func TestListAndShow(t *testing.T) {
 	other := command(9)
 	other.Service, other.Consumer = "exec", "exec-run-w1-v1"
 	bury(t, f, other, "payload")
-	require.Equal(t, bury(t, f, command(1), "payload"), uint64(1), "one message has one letter")
+	require.Equal(t, uint64(1), bury(t, f, command(1), "payload"), "one message has one letter")
 
 	page, err := q.List(t.Context(), dlq.Filter{Service: "lifecycle", Limit: 3})
 	require.NoError(t, err)

@@ -87,11 +87,11 @@ func (r *runner) dispatch(m jetstream.Msg) {
 		return
 	}
 	r.flying[d.id] = d
-	queue := append(r.queues[d.key], d)
-	r.queues[d.key] = queue
+	r.queues[d.key] = append(r.queues[d.key], d)
+	alone := len(r.queues[d.key]) == 1
 	r.mu.Unlock()
 	r.metrics.inFlight.Inc()
-	if len(queue) == 1 {
+	if alone {
 		r.running.Go(func() { r.drive(d) })
 	}
 }
@@ -237,7 +237,7 @@ func (r *runner) retry(d *delivery, err error) {
 
 // delay is what the error asks for, or the backoff of the attempt with a random fifth.
 func (r *runner) delay(attempt int, err error) time.Duration {
-	var after *retryAfter
+	var after *retryError
 	if errors.As(err, &after) {
 		return min(max(after.delay, 0), maxDelay)
 	}

@@ -123,20 +123,20 @@ func Poison(err error) error {
 	return &poison{err}
 }
 
-type retryAfter struct {
+type retryError struct {
 	err   error
 	delay time.Duration
 }
 
-func (r *retryAfter) Error() string { return r.err.Error() }
-func (r *retryAfter) Unwrap() error { return r.err }
+func (r *retryError) Error() string { return r.err.Error() }
+func (r *retryError) Unwrap() error { return r.err }
 
 // RetryAfter says when to try again, at most in an hour. nil stays nil.
 func RetryAfter(d time.Duration, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &retryAfter{err: err, delay: d}
+	return &retryError{err: err, delay: d}
 }
 
 // Run hands messages to h until ctx ends, then it gives back what waits, lets running handlers end and returns nil. Handlers

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"context"
 	"errors"
 	"io"

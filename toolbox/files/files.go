@@ -6,6 +6,7 @@ package files
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"

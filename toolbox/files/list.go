@@ -1,7 +1,6 @@
 package files
 
 import (
-	"errors"
 	"cmp"
 	"errors"
 	"io"

@@ -3,6 +3,7 @@ package spool
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"math/rand/v2"

@@ -3,7 +3,6 @@ package eventlogtest
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -433,7 +432,7 @@ func testOneWinner(t *testing.T, log eventlog.Log) {
 			}
 			require.ErrorIs(t, err, eventlog.ErrConflict)
 		}
-		require.Equal(t, 1, won, fmt.Sprintf("round %d", round))
+		require.Equal(t, 1, won, "round %d", round)
 	}
 	require.Equal(t, tail, eventually(t, log, agg, rounds).Tail())
 }

@@ -2,13 +2,16 @@
 package keepertest
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -18,6 +21,8 @@ import (
 
 // RunscVersion is the version of gVisor that the control protocol was written for.
 const RunscVersion = "v0.0.0-20260905035102-160fafc42237"
+
+const runscPackage = "gvisor.dev/gvisor/runsc"
 
 // Cache is where downloads and builds are kept.
 func Cache(t testing.TB) string {
@@ -44,7 +49,8 @@ func Runsc(t testing.TB) string {
 		return path
 	}
 	tmp := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "go", "install", "-trimpath", "-ldflags", "-s -w", "gvisor.dev/gvisor/runsc@"+RunscVersion)
+	cmd := exec.CommandContext(t.Context(), "go", "install", "-trimpath",
+		"-ldflags", "-s -w -X "+runscPackage+"/version.version="+RunscVersion, runscPackage+"@"+RunscVersion)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOBIN="+tmp, "GOFLAGS=-mod=mod", "GOWORK=off")
 	cmd.Dir = tmp
 	run(t, cmd)
@@ -58,62 +64,97 @@ var toolbox struct {
 	err  error
 }
 
-// Toolbox is the toolbox binary, built once for the test process as a release builds it.
+// Toolbox is the toolbox binary, built once for the test process as a release builds it. It lies in the cache under the digest
+// of its content, so that test processes at once do not disturb one another; those of more than a day ago are removed.
 func Toolbox(t testing.TB) string {
 	t.Helper()
-	toolbox.once.Do(func() {
-		dir, err := os.MkdirTemp("", "toolbox")
-		if err != nil {
-			toolbox.err = err
-			return
-		}
-		toolbox.path = filepath.Join(dir, "toolbox")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", toolbox.path,
-			"github.com/sandtrail/sandtrail/toolbox/cmd/toolbox")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			toolbox.err = fmt.Errorf("%w: %s", err, out)
-		}
-		// The directory is as 0700 as MkdirTemp makes it; the guest's ids must reach the binary.
-		if err := os.Chmod(dir, 0o755); err != nil {
-			toolbox.err = err
-		}
-	})
+	toolbox.once.Do(func() { toolbox.path, toolbox.err = buildToolbox(t) })
 	require.NoError(t, toolbox.err)
 	return toolbox.path
+}
+
+func buildToolbox(t testing.TB) (string, error) {
+	built := filepath.Join(t.TempDir(), "toolbox")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", built,
+		"github.com/sandtrail/sandtrail/toolbox/cmd/toolbox")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	b, err := os.ReadFile(built)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(Cache(t), "test-toolbox")
+	old, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		return "", err
+	}
+	for _, path := range old {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > 24*time.Hour {
+			_ = os.Remove(path)
+		}
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%x", sha256.Sum256(b)))
+	install(t, built, path)
+	return path, nil
 }
 
 // Rootfs is a small image: a static busybox with its applets, from the distribution's package.
 func Rootfs(t testing.TB) string {
 	t.Helper()
-	root := filepath.Join(Cache(t), "images", "busybox-2")
-	if _, err := os.Stat(filepath.Join(root, "etc/passwd")); err == nil {
+	images := filepath.Join(Cache(t), "images")
+	root := filepath.Join(images, "busybox-3")
+	if _, err := os.Stat(root); err == nil {
 		return root
 	}
-	tmp := t.TempDir()
-	get := exec.CommandContext(t.Context(), "apt-get", "download", "busybox-static")
-	get.Dir = tmp
-	run(t, get)
-	packages, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	require.NoError(t, os.MkdirAll(images, 0o755))
+	tmp, err := os.MkdirTemp(images, ".busybox")
 	require.NoError(t, err)
-	require.Len(t, packages, 1)
-	run(t, exec.CommandContext(t.Context(), "dpkg-deb", "-x", packages[0], filepath.Join(tmp, "x")))
-	for _, dir := range []string{"bin", "etc", "tmp", "proc", "sys", "dev", "root", "workspace"} {
-		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+	defer func() { require.NoError(t, os.RemoveAll(tmp)) }()
+	made := filepath.Join(tmp, "root")
+	for _, dir := range []string{"bin", "etc", "tmp", "proc", "sys", "dev", "root", "workspace", "var/tmp"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(made, dir), 0o755))
 	}
-	install(t, filepath.Join(tmp, "x/bin/busybox"), filepath.Join(root, "bin/busybox"))
-	list, err := exec.CommandContext(t.Context(), filepath.Join(root, "bin/busybox"), "--list").Output()
+	run(t, exec.CommandContext(t.Context(), "dpkg-deb", "-x", download(t, filepath.Join(tmp, "apt"), "busybox-static"), filepath.Join(tmp, "x")))
+	busybox, err := filepath.EvalSymlinks(filepath.Join(tmp, "x/bin/busybox"))
+	if err != nil {
+		busybox = filepath.Join(tmp, "x/usr/bin/busybox")
+	}
+	install(t, busybox, filepath.Join(made, "bin/busybox"))
+	list, err := exec.CommandContext(t.Context(), filepath.Join(made, "bin/busybox"), "--list").Output()
 	require.NoError(t, err)
 	for applet := range strings.FieldsSeq(string(list)) {
 		if applet != "busybox" {
-			_ = os.Symlink("busybox", filepath.Join(root, "bin", applet))
+			_ = os.Symlink("busybox", filepath.Join(made, "bin", applet))
 		}
 	}
-	require.NoError(t, os.MkdirAll(filepath.Join(root, "var/tmp"), 0o755))
-	require.NoError(t, os.Chmod(filepath.Join(root, "var/tmp"), 0o777|os.ModeSticky))
+	require.NoError(t, os.Chmod(filepath.Join(made, "var/tmp"), 0o777|os.ModeSticky))
 	users := "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
-	require.NoError(t, os.WriteFile(filepath.Join(root, "etc/passwd"), []byte(users), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(made, "etc/passwd"), []byte(users), 0o644))
+	// Whoever is first wins: a second one cannot replace a directory that has files.
+	if err := os.Rename(made, root); err != nil {
+		require.DirExists(t, root)
+	}
 	return root
+}
+
+// download fetches one package by the host's sources with lists of its own below dir: those of a fresh host are empty.
+func download(t testing.TB, dir, name string) string {
+	t.Helper()
+	for _, sub := range []string{"lists/partial", "archives/partial"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, sub), 0o755))
+	}
+	options := []string{"-qq", "-o", "Dir::State::lists=" + dir + "/lists", "-o", "Dir::Cache=" + dir, "-o", "APT::Sandbox::User=", "-o", "Acquire::Languages=none"}
+	for _, args := range [][]string{{"update"}, {"download", name}} {
+		get := exec.CommandContext(t.Context(), "apt-get", append(slices.Clone(options), args...)...)
+		get.Dir = dir
+		run(t, get)
+	}
+	packages, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	require.NoError(t, err)
+	require.Len(t, packages, 1)
+	return packages[0]
 }
 
 // install copies an executable so that it is whole when it appears.
