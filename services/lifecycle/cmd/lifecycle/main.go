@@ -29,13 +29,14 @@ type flags struct {
 	MaxPerTenant  int           `help:"Sandboxes at once of one tenant, 0 for no limit (scheduler role)."`
 	StartDeadline time.Duration `default:"5m" help:"How long a create may take."`
 	KeepWorkspace time.Duration `default:"24h" help:"How long the workspace of a destroyed sandbox stays."`
+	OrphanGrace   time.Duration `default:"2m" help:"How long something that runs here and that the log does not know is left alone."`
 	Pool          int           `help:"Empty workspaces kept ready."`
 }
 
 func (f flags) config() app.Config {
 	return app.Config{
 		Worker: f.Worker, Region: f.Region, Roles: f.Roles, StateDir: f.State, SealKeyFile: f.SealKeyFile,
-		MaxSandboxes: f.MaxSandboxes, MaxPerTenant: f.MaxPerTenant, StartDeadline: f.StartDeadline, KeepWorkspace: f.KeepWorkspace,
+		MaxSandboxes: f.MaxSandboxes, MaxPerTenant: f.MaxPerTenant, StartDeadline: f.StartDeadline, KeepWorkspace: f.KeepWorkspace, OrphanGrace: f.OrphanGrace,
 		Driver: app.DriverConfig{CacheDir: f.Cache, Runsc: f.Runsc, Toolbox: f.Toolbox, Pool: f.Pool},
 	}
 }
