@@ -20,8 +20,10 @@ func TestLocate(t *testing.T) {
 `
 	g, err := locate(v1, "4:memory:/own/group\n3:cpu,cpuacct:/own\n2:pids:/\n0::/scope\n", "sandtrail/x")
 	require.NoError(t, err)
-	require.Equal(t, []string{"/sys/fs/cgroup/memory/own/group/sandtrail/x", "/sys/fs/cgroup/cpu,cpuacct/own/sandtrail/x",
-		"/sys/fs/cgroup/pids/sandtrail/x", "/sys/fs/cgroup/unified/scope/sandtrail/x"}, g.dirs())
+	require.Equal(t, []string{
+		"/sys/fs/cgroup/memory/own/group/sandtrail/x", "/sys/fs/cgroup/cpu,cpuacct/own/sandtrail/x",
+		"/sys/fs/cgroup/pids/sandtrail/x", "/sys/fs/cgroup/unified/scope/sandtrail/x",
+	}, g.dirs())
 	require.False(t, g.unified)
 
 	v2 := "31 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"

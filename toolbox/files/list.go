@@ -34,8 +34,10 @@ func (f *Files) List(r *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error) 
 	if err != nil {
 		return nil, err
 	}
-	l := lister{files: f, left: min(int(cmp.Or(r.MaxEntries, DefaultEntries)), MaxEntries), bytes: maxListBytes, scan: maxScan,
-		reply: &toolboxv1.ListFilesReply{}}
+	l := lister{
+		files: f, left: min(int(cmp.Or(r.MaxEntries, DefaultEntries)), MaxEntries), bytes: maxListBytes, scan: maxScan,
+		reply: &toolboxv1.ListFilesReply{},
+	}
 	if err := l.directory(rel); err != nil {
 		return nil, err
 	}
@@ -110,7 +112,8 @@ func (l *lister) directory(rel string) error {
 // names are the first names of a directory, sorted: one more than there is room for, so that it shows that there are more.
 func (l *lister) names(dir interface {
 	Readdirnames(int) ([]string, error)
-}) ([]string, error) {
+},
+) ([]string, error) {
 	want := l.left + 1
 	var names []string
 	keep := func() {

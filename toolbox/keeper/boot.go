@@ -329,8 +329,10 @@ func (b *sandbox) probe(ctx context.Context, control sentry.Control, limit time.
 			stdio[i] = r
 		}
 	}
-	pid, err := control.Execute(ctx, sentry.Program{Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
-		WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio})
+	pid, err := control.Execute(ctx, sentry.Program{
+		Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
+		WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio,
+	})
 	if err != nil {
 		return err
 	}

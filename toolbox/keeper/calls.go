@@ -39,8 +39,10 @@ func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	lost := k.lostLocked()
-	return &toolboxv1.HelloReply{SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: lost,
-		StartedAt: timestamppb.New(k.started), Running: uint32(k.running)}, nil
+	return &toolboxv1.HelloReply{
+		SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: lost,
+		StartedAt: timestamppb.New(k.started), Running: uint32(k.running),
+	}, nil
 }
 
 // Start implements server.Handler.
@@ -96,9 +98,11 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 		limit = r.OutputCap
 	}
 	k.tags++
-	p = &program{id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
+	p = &program{
+		id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
 		spool:   spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}),
-		account: k.meter.begin(firstTag + k.tags), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{})}
+		account: k.meter.begin(firstTag + k.tags), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{}),
+	}
 	if p.first, err = p.spool.Reader(0, 0); err != nil {
 		return nil, false, err
 	}
@@ -280,8 +284,10 @@ func (k *Keeper) Forget(_ context.Context, r *toolboxv1.Forget) (*toolboxv1.Forg
 // Usage implements server.Handler.
 func (k *Keeper) Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
 	usage, stats := k.meter.usage()
-	return &toolboxv1.UsageReply{Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds()),
-		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: methodAlone}, nil
+	return &toolboxv1.UsageReply{
+		Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds()),
+		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: methodAlone,
+	}, nil
 }
 
 // ReadFile implements server.Handler.

@@ -87,8 +87,10 @@ type server struct {
 // Serve answers calls until ctx ends, gives those under way the drain time, cuts what is left, and returns nil when the
 // last handler has returned. It closes the listener. An error is one of Accept that does not pass.
 func Serve(ctx context.Context, l net.Listener, h Handler, opts ...Option) error {
-	s := &server{handler: h, maxConns: MaxConns, requestTimeout: RequestTimeout, drain: Drain,
-		log: slog.New(slog.DiscardHandler)}
+	s := &server{
+		handler: h, maxConns: MaxConns, requestTimeout: RequestTimeout, drain: Drain,
+		log: slog.New(slog.DiscardHandler),
+	}
 	for _, o := range opts {
 		o(s)
 	}

@@ -52,8 +52,10 @@ var _ server.Handler = (*Fake)(nil)
 // NewFake serves a fake until the test ends.
 func NewFake(t testing.TB, sandboxID string) *Fake {
 	t.Helper()
-	f := &Fake{StateDir: t.TempDir(), SandboxID: sandboxID, Workspace: t.TempDir(), started: time.Now(),
-		execs: map[string]*process{}, served: make(chan struct{})}
+	f := &Fake{
+		StateDir: t.TempDir(), SandboxID: sandboxID, Workspace: t.TempDir(), started: time.Now(),
+		execs: map[string]*process{}, served: make(chan struct{}),
+	}
 	var err error
 	f.files, err = files.Open(files.Options{Dir: f.Workspace, MountPath: "/workspace"})
 	require.NoError(t, err)

@@ -123,8 +123,10 @@ func (p *process) state() *toolboxv1.ExecState {
 	stdout, stderr := p.spool.Bytes()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := &toolboxv1.ExecState{ExecId: p.request.ExecId, State: "running", StdoutBytes: stdout, StderrBytes: stderr,
-		StartedAt: timestamppb.New(p.started), End: p.end}
+	s := &toolboxv1.ExecState{
+		ExecId: p.request.ExecId, State: "running", StdoutBytes: stdout, StderrBytes: stderr,
+		StartedAt: timestamppb.New(p.started), End: p.end,
+	}
 	if p.end != nil {
 		s.State = "ended"
 	}
@@ -206,7 +208,8 @@ func (p *process) attach(ctx context.Context, r *toolboxv1.Attach, send func(*to
 			return err
 		}
 		e := &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{
-			Stream: piece.Stream, Offset: piece.Offset, Data: piece.Data}}}
+			Stream: piece.Stream, Offset: piece.Offset, Data: piece.Data,
+		}}}
 		if len(piece.Data) == 0 {
 			e.Event = &toolboxv1.AttachEvent_Skip{Skip: &toolboxv1.Skip{Stream: piece.Stream, From: piece.Offset, To: piece.SkipTo}}
 		}

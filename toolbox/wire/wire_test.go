@@ -18,7 +18,8 @@ import (
 
 func data(b []byte) *toolboxv1.Response {
 	return &toolboxv1.Response{Answer: &toolboxv1.Response_Attach{Attach: &toolboxv1.AttachEvent{
-		Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: b}}}}}
+		Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: b}},
+	}}}
 }
 
 func TestWhatIsWrittenIsRead(t *testing.T) {

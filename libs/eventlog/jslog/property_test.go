@@ -22,8 +22,10 @@ import (
 func newEvents(n int) []envelope.Event {
 	command, out := ids.New(), make([]envelope.Event, n)
 	for i := range out {
-		out[i] = envelope.Event{Meta: envelope.Meta{ID: ids.Event(command, i), Time: time.Unix(int64(i), 0)},
-			Body: &eventsv1.SandboxStarting{Worker: "w1", Attempt: uint32(i)}}
+		out[i] = envelope.Event{
+			Meta: envelope.Meta{ID: ids.Event(command, i), Time: time.Unix(int64(i), 0)},
+			Body: &eventsv1.SandboxStarting{Worker: "w1", Attempt: uint32(i)},
+		}
 	}
 	return out
 }

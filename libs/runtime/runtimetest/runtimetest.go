@@ -47,8 +47,10 @@ func Run(t *testing.T, open func(t *testing.T) Fixture) {
 
 func spec(f Fixture) runtime.Spec {
 	id := ids.New()
-	return runtime.Spec{ID: id, Tenant: "acme", Image: f.Image, Hostname: "sandbox-" + ids.Short(id), MountPath: "/workspace",
-		Env: map[string]string{"GREETING": "hello"}, WorkspaceBytes: 64 << 20, CPUMillis: 2000, MemoryBytes: 256 << 20, PIDs: 64}
+	return runtime.Spec{
+		ID: id, Tenant: "acme", Image: f.Image, Hostname: "sandbox-" + ids.Short(id), MountPath: "/workspace",
+		Env: map[string]string{"GREETING": "hello"}, WorkspaceBytes: 64 << 20, CPUMillis: 2000, MemoryBytes: 256 << 20, PIDs: 64,
+	}
 }
 
 func create(t *testing.T, f Fixture, s runtime.Spec) runtime.Created {

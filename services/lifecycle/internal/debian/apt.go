@@ -79,10 +79,17 @@ func configureApt(ctx context.Context, dir string) (string, error) {
 		}
 	}
 	for _, s := range [][2]string{
-		{"Dir::State", dir + "/state"}, {"Dir::State::status", dir + "/state/status"}, {"Dir::Cache", dir + "/cache"},
-		{"Dir::Log", dir + "/log"}, {"Dir::Etc::main", "/dev/null"}, {"Dir::Etc::parts", dir + "/empty"},
-		{"Dir::Etc::preferences", "/dev/null"}, {"Dir::Etc::preferencesparts", dir + "/empty"},
-		{"Acquire::Languages", "none"}, {"APT::Sandbox::User", ""}, {"APT::Get::List-Cleanup", "false"},
+		{"Dir::State", dir + "/state"},
+		{"Dir::State::status", dir + "/state/status"},
+		{"Dir::Cache", dir + "/cache"},
+		{"Dir::Log", dir + "/log"},
+		{"Dir::Etc::main", "/dev/null"},
+		{"Dir::Etc::parts", dir + "/empty"},
+		{"Dir::Etc::preferences", "/dev/null"},
+		{"Dir::Etc::preferencesparts", dir + "/empty"},
+		{"Acquire::Languages", "none"},
+		{"APT::Sandbox::User", ""},
+		{"APT::Get::List-Cleanup", "false"},
 	} {
 		fmt.Fprintf(&b, "%s %q;\n", s[0], s[1])
 	}

@@ -59,8 +59,17 @@ func (t *tree) directories() error {
 		mode  int64
 		owner int
 	}{
-		{"tmp", 0o1777, 0}, {"var/tmp", 0o1777, 0}, {"root", 0o700, 0}, {"proc", 0o755, 0}, {"sys", 0o755, 0}, {"dev", 0o755, 0}, {"run", 0o755, 0},
-		{"workspace", 0o755, userID}, {home[1:], 0o755, userID}, {home[1:] + "/.local/bin", 0o755, userID}, {home[1:] + "/.cache", 0o755, userID},
+		{"tmp", 0o1777, 0},
+		{"var/tmp", 0o1777, 0},
+		{"root", 0o700, 0},
+		{"proc", 0o755, 0},
+		{"sys", 0o755, 0},
+		{"dev", 0o755, 0},
+		{"run", 0o755, 0},
+		{"workspace", 0o755, userID},
+		{home[1:], 0o755, userID},
+		{home[1:] + "/.local/bin", 0o755, userID},
+		{home[1:] + "/.cache", 0o755, userID},
 	} {
 		if err := t.dirs(d.name, d.mode, d.owner); err != nil {
 			return err
@@ -103,8 +112,14 @@ func (t *tree) links() error {
 		t.link(name, "usr/"+name)
 	}
 	for _, a := range [][2]string{
-		{"usr/bin/sh", "dash"}, {"usr/bin/awk", "gawk"}, {"usr/bin/which", "which.debianutils"}, {"usr/bin/pager", "less"},
-		{"usr/bin/python", "python3"}, {"usr/bin/pip", "pip3"}, {"var/run", "/run"}, {"var/lock", "/run/lock"},
+		{"usr/bin/sh", "dash"},
+		{"usr/bin/awk", "gawk"},
+		{"usr/bin/which", "which.debianutils"},
+		{"usr/bin/pager", "less"},
+		{"usr/bin/python", "python3"},
+		{"usr/bin/pip", "pip3"},
+		{"var/run", "/run"},
+		{"var/lock", "/run/lock"},
 		{"etc/localtime", "/usr/share/zoneinfo/Etc/UTC"},
 	} {
 		if !t.has(a[0]) {
@@ -179,9 +194,11 @@ func (t *tree) compile(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, loader, "--library-path", strings.Join(multiarch, ":"), python, "-S", "-m", "compileall",
 		"-q", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", t.dir, "-p", "/", "-x", `/(test|idlelib|lib2to3|turtledemo)/`,
 		t.abs(lib), t.abs("usr/lib/python3/dist-packages"))
-	cmd.Env = []string{"PYTHONHOME=" + t.abs("usr"), "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0",
+	cmd.Env = []string{
+		"PYTHONHOME=" + t.abs("usr"), "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0",
 		// What this Python imports for itself it would write with this host's paths and times.
-		"PYTHONDONTWRITEBYTECODE=1"}
+		"PYTHONDONTWRITEBYTECODE=1",
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile Python's library: %w: %.2000s", err, out)
 	}

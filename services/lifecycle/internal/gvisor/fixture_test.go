@@ -74,8 +74,10 @@ func newHost(t testing.TB, state string) *host {
 	spaces, err := workspace.Open(workspace.Options{Dir: filepath.Join(state, "workspaces"), Pool: 4, UID: DefaultHostIDBase + DefaultUID, GID: DefaultHostIDBase + DefaultUID})
 	require.NoError(t, err)
 	t.Cleanup(spaces.Close)
-	d, err := New(Options{StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
-		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil))})
+	d, err := New(Options{
+		StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
+		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
+	})
 	require.NoError(t, err)
 	return &host{d, state}
 }
