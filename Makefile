@@ -52,7 +52,8 @@ vet: ## Check formatting, vet, and that every module stands alone
 
 .PHONY: lint
 lint: ## Run golangci-lint and buf lint (slow the first time: both are built from source)
-	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	GOWORK=off $(GO) build -C tools -o $(CURDIR)/$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
 	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf lint
 
 .PHONY: breaking
