@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/sandtrail/sandtrail/services/usage/internal/engine"
 )
@@ -30,4 +31,18 @@ func Prepare(ctx context.Context, cacheDir string, progress func(string)) (strin
 		}
 	}
 	return engine.Prepare(ctx, cacheDir, progress)
+}
+
+// StartEngine runs the built-in ClickHouse without the service: for measurements and tests that need a server's whole rights.
+// dir holds its data. address is for Config.ClickHouse and holds a password; stop ends the engine.
+func StartEngine(ctx context.Context, dir string, log *slog.Logger) (address string, stop func(), err error) {
+	library, err := Prepare(ctx, "", nil)
+	if err != nil {
+		return "", nil, err
+	}
+	e, err := engine.Start(ctx, engine.Options{Library: library, Dir: dir, Log: log})
+	if err != nil {
+		return "", nil, err
+	}
+	return e.URL(), e.Close, nil
 }
