@@ -83,7 +83,9 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 	// Locked here: Stdin calls come behind it.
 	p.in.mu.Lock()
 	go p.in.feed(r.Stdin, !r.KeepStdin)
-	time.AfterFunc(firstAttach, p.first.Close)
+	// Not longer than the program: the timer holds on to its spool.
+	hold := time.AfterFunc(firstAttach, p.first.Close)
+	go func() { <-p.done; hold.Stop() }()
 }
 
 // maxTimeout is in milliseconds: a year, so that it cannot overflow.
@@ -179,6 +181,8 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 		p.in.close()
 	}
 	end.Usage, end.UsageMethod = k.meter.end(p.account)
+	// The end stays for long, this need not.
+	p.out, p.account = [2]*output{}, nil
 	end.EndedAt = timestamppb.Now()
 	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
 	if err := k.record(p, end); err != nil {

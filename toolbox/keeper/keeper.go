@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -59,6 +60,12 @@ type Keeper struct {
 }
 
 const tidyAfter = 2 * time.Second
+
+// giveBack returns free memory to the system. Pools let go of their buffers only at the second collection.
+func giveBack() {
+	runtime.GC()
+	debug.FreeOSMemory()
+}
 
 // maxSpec bounds the launch description: the environment is most of it.
 const maxSpec = 4 << 20
@@ -125,7 +132,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
 	}
 	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
-		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, debug.FreeOSMemory)}
+		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack)}
 	l, err := k.listen()
 	if err != nil {
 		return nil, nil, errors.Join(err, k.close())

@@ -222,6 +222,8 @@ func TestManyExecsAreFlat(t *testing.T) {
 	require.False(t, again.Started)
 	require.Equal(t, "exited", again.State.End.Reason)
 	require.EqualValues(t, 6, b.Follow(t, first, 0, 0).Skipped)
-	require.Eventually(t, func() bool { return rss(t, b) < 12<<10 }, 10*time.Second, 50*time.Millisecond)
-	t.Logf("keeper %d KiB", rss(t, b))
+	// It gives memory back some time after the last command.
+	t.Logf("keeper %d KiB busy", rss(t, b))
+	require.Eventually(t, func() bool { return rss(t, b) < 11<<10 }, 10*time.Second, 50*time.Millisecond)
+	t.Logf("keeper %d KiB idle", rss(t, b))
 }
