@@ -28,9 +28,6 @@ import (
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
-// drain is how long open calls may go on after a stop; then they are cut. Their execs go on.
-const drain = 5 * time.Second
-
 // Deps are what the gateway needs from whoever composes it.
 type Deps struct {
 	NC       *nats.Conn
@@ -52,6 +49,7 @@ type App struct {
 	ops    *http.Server
 	grpcL  net.Listener
 	httpL  net.Listener
+	drain  time.Duration
 }
 
 // New checks the configuration and opens both listeners, so that a port in use is an error here. ctx bounds what the gateway
@@ -80,8 +78,8 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
 	}
-	a := &App{log: d.Log, nc: d.NC, keys: keys}
-	if a.server, a.health, err = grpcapi.New(use, keys, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
+	a := &App{log: d.Log, nc: d.NC, keys: keys, drain: cfg.Drain}
+	if a.server, a.health, err = grpcapi.New(use, keys, d.NC.IsConnected, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
 		return nil, err
 	}
 	checks := []ops.Check{{Name: "nats", Fn: a.connected}}
@@ -123,7 +121,12 @@ func (a *App) Run(ctx context.Context) error {
 		a.log.WarnContext(ctx, "no API keys are configured: anybody on this host may do anything (development mode)")
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.server.Serve(a.grpcL) })
+	g.Go(func() error {
+		if err := a.server.Serve(a.grpcL); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return fmt.Errorf("serve gRPC: %w", err)
+		}
+		return nil
+	})
 	g.Go(func() error {
 		if err := a.ops.Serve(a.httpL); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve HTTP: %w", err)
@@ -164,7 +167,7 @@ func (a *App) stop() {
 	go func() { a.server.GracefulStop(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(drain):
+	case <-time.After(a.drain):
 		a.server.Stop()
 	}
 	_ = a.ops.Close() // nothing is left to be told

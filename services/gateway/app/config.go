@@ -36,6 +36,10 @@ type Config struct {
 	DestroyWait time.Duration
 	// DisconnectGrace is how long a command goes on after its last reader went away: 30 s.
 	DisconnectGrace time.Duration
+	// Heartbeat is the longest silence on a stream: 10 s, and at most that, because proxies cut what is silent.
+	Heartbeat time.Duration
+	// Drain is how long open calls may go on after a stop: 5 s. Then they are cut; their execs go on.
+	Drain time.Duration
 }
 
 func set[T comparable](field *T, value T) {
@@ -60,6 +64,8 @@ func (c Config) withDefaults() Config {
 	set(&c.StartWait, 5*time.Minute)
 	set(&c.DestroyWait, time.Minute)
 	set(&c.DisconnectGrace, 30*time.Second)
+	set(&c.Heartbeat, maxHeartbeat)
+	set(&c.Drain, 5*time.Second)
 	return c
 }
 
@@ -67,38 +73,41 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
-	for name, addr := range map[string]string{"grpc": c.GRPC, "http": c.HTTP} {
-		host, _, err := net.SplitHostPort(addr)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", name, err))
-			continue
-		}
-		if c.KeysFile == "" && !loopback(host) {
-			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file)", name, addr))
+	for _, l := range []struct{ name, addr string }{{"grpc", c.GRPC}, {"http", c.HTTP}} {
+		host, _, err := net.SplitHostPort(l.addr)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", l.name, err))
+		case c.KeysFile == "" && !loopback(host):
+			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file)", l.name, l.addr))
 		}
 	}
 	if c.SealKeyFile == "" {
 		errs = append(errs, errors.New("seal-key-file: is needed"))
 	}
-	for name, pair := range map[string][2]time.Duration{
-		"max-runtime": {c.Runtime, c.MaxRuntime}, "max-exec-timeout": {c.ExecTimeout, c.MaxExecTimeout},
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+		most  time.Duration
+	}{
+		{"runtime", c.Runtime, c.MaxRuntime}, {"exec-timeout", c.ExecTimeout, c.MaxExecTimeout}, {"heartbeat", c.Heartbeat, maxHeartbeat},
+		{"start-wait", c.StartWait, 0}, {"destroy-wait", c.DestroyWait, 0}, {"disconnect-grace", c.DisconnectGrace, 0}, {"drain", c.Drain, 0},
 	} {
-		if pair[0] > pair[1] {
-			errs = append(errs, fmt.Errorf("%s: %s is under the default of %s", name, pair[1], pair[0]))
+		if d.value < time.Millisecond {
+			errs = append(errs, fmt.Errorf("%s: %s is under 1ms", d.name, d.value))
 		}
-	}
-	for name, d := range map[string]time.Duration{
-		"runtime": c.Runtime, "exec-timeout": c.ExecTimeout, "start-wait": c.StartWait, "destroy-wait": c.DestroyWait, "disconnect-grace": c.DisconnectGrace,
-	} {
-		if d < 0 {
-			errs = append(errs, fmt.Errorf("%s: %s is negative", name, d))
+		if d.most != 0 && d.value > d.most {
+			errs = append(errs, fmt.Errorf("%s: %s is over the maximum of %s", d.name, d.value, d.most))
 		}
 	}
 	if c.WorkspaceBytes > c.MaxWorkspaceBytes {
-		errs = append(errs, fmt.Errorf("max-workspace-bytes: %d is under the default of %d", c.MaxWorkspaceBytes, c.WorkspaceBytes))
+		errs = append(errs, fmt.Errorf("workspace-bytes: %d is over the maximum of %d", c.WorkspaceBytes, c.MaxWorkspaceBytes))
 	}
 	return errors.Join(errs...)
 }
+
+// maxHeartbeat leaves 5 s until the 15 s that streams promise, for a page of the log that does not come.
+const maxHeartbeat = 10 * time.Second
 
 func loopback(host string) bool {
 	if host == "localhost" {
@@ -112,6 +121,6 @@ func (c Config) limits() usecase.Limits {
 	return usecase.Limits{
 		WorkspaceBytes: c.WorkspaceBytes, MaxWorkspaceBytes: c.MaxWorkspaceBytes, MaxCPUMillis: c.MaxCPUMillis, MaxMemoryBytes: c.MaxMemoryBytes,
 		Runtime: c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
-		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace,
+		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace, Heartbeat: c.Heartbeat,
 	}
 }

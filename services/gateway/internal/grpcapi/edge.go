@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -28,10 +29,18 @@ const (
 	headerTrace         = "x-trace-id"
 	headerIdempotency   = "idempotency-key"
 	headerExec          = "sandtrail-exec-id"
+	headerTenant        = "x-tenant-id"
+	headerOrg           = "x-org-id"
 )
 
-// unaryDeadline bounds a call whose client gave no deadline of its own.
-const unaryDeadline = 2 * time.Minute
+const (
+	// unaryDeadline bounds a call whose client gave no deadline of its own.
+	unaryDeadline = 2 * time.Minute
+	// outageWait is how long a call waits for the connection to the log to come back, at most half of its own deadline.
+	outageWait = 2 * time.Second
+	// maxMargin is how much earlier than its client a call gives up, so that its answer still arrives; at most a tenth.
+	maxMargin = 500 * time.Millisecond
+)
 
 // open are the services that answer without a credential: they show no tenant's data.
 func open(method string) bool {
@@ -43,6 +52,8 @@ type edge struct {
 	keys      *principal.Keys
 	validator protovalidate.Validator
 	logger    *slog.Logger
+	// connected reports whether the log can be reached.
+	connected func() bool
 }
 
 func (e edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -50,7 +61,7 @@ func (e edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ha
 		return handler(ctx, req)
 	}
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(correlate(ctx), unaryDeadline)
+	ctx, cancel := context.WithTimeout(correlate(ctx), budget(ctx))
 	defer cancel()
 	_ = grpc.SetHeader(ctx, metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
 	ctx, err := e.admit(ctx)
@@ -59,9 +70,22 @@ func (e edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ha
 		err = e.validate(req)
 	}
 	if err == nil {
+		err = e.reachable(ctx)
+	}
+	if err == nil {
 		res, err = handler(ctx, req)
 	}
 	return res, e.finish(ctx, info.FullMethod, start, err)
+}
+
+// budget is the time that a unary call may take.
+func budget(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return unaryDeadline
+	}
+	left := time.Until(deadline)
+	return min(left-min(left/10, maxMargin), unaryDeadline)
 }
 
 func (e edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
@@ -78,6 +102,36 @@ func (e edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
 	return e.finish(ctx, info.FullMethod, start, err)
 }
 
+// reachable waits a moment for a connection that is being made again, and gives unavailable where it does not come: sooner than
+// the client gives up, and with nothing done yet.
+func (e edge) reachable(ctx context.Context) error {
+	if e.connected() {
+		return nil
+	}
+	wait := outageWait
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)/2)
+	}
+	tick, end := time.NewTicker(20*time.Millisecond), time.After(wait)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if e.connected() {
+				return nil
+			}
+		case <-end:
+			return unreachable()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func unreachable() *fault.Error {
+	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the event log cannot be reached; try again").WithRetry(time.Second)
+}
+
 // checked validates what comes in on a stream.
 type checked struct {
 	grpc.ServerStream
@@ -91,26 +145,20 @@ func (c *checked) RecvMsg(m any) error {
 	if err := c.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	return c.edge.validate(m)
+	if err := c.edge.validate(m); err != nil {
+		return err
+	}
+	return c.edge.reachable(c.ctx)
 }
 
 // correlate takes the caller's correlation id where it is one, or makes one.
 func correlate(ctx context.Context) context.Context {
 	for _, name := range []string{headerCorrelation, headerTrace} {
-		if id := first(ctx, name); id != "" && len(id) <= 128 && printable(id) {
-			return telemetry.WithCorrelation(ctx, id)
+		if c := telemetry.WithCorrelation(ctx, first(ctx, name)); telemetry.Correlation(c) != "" {
+			return c
 		}
 	}
 	return telemetry.WithCorrelation(ctx, ids.New())
-}
-
-func printable(s string) bool {
-	for _, c := range []byte(s) {
-		if c <= ' ' || c > '~' {
-			return false
-		}
-	}
-	return true
 }
 
 func first(ctx context.Context, name string) string {
@@ -138,8 +186,8 @@ func (e edge) validate(req any) error {
 	if err == nil {
 		return nil
 	}
-	v, ok := err.(*protovalidate.ValidationError) //nolint:errorlint // Validate returns it unwrapped
-	if !ok {
+	var v *protovalidate.ValidationError
+	if !errors.As(err, &v) {
 		return fault.From(err)
 	}
 	fields := map[string]string{}
@@ -164,18 +212,30 @@ func (e edge) finish(ctx context.Context, method string, start time.Time, err er
 		e.logger.DebugContext(ctx, "call", attrs...)
 		return nil
 	}
-	if _, ok := status.FromError(err); ok && fault.CodeOf(err) == fault.Internal {
-		// gRPC's own: the peer is gone or broke the protocol.
-		e.logger.InfoContext(ctx, "call ended by its peer", append(attrs, "error", err)...)
-		return err
-	}
-	st := fault.Status(err, telemetry.Correlation(ctx))
+	st := fault.Status(e.shown(ctx, err), telemetry.Correlation(ctx))
 	level := slog.LevelInfo
 	if st.Code() == codes.Internal || st.Code() == codes.Unavailable {
 		level = slog.LevelError
 	}
 	e.logger.Log(ctx, level, "call failed", append(attrs, "code", st.Code().String(), "error", err)...)
 	return st.Err()
+}
+
+// shown is the fault that a caller gets of err. What failed because the call was over is not the fault of what it was doing.
+func (e edge) shown(ctx context.Context, err error) error {
+	var f *fault.Error
+	_, grpcs := status.FromError(err)
+	switch ended := ctx.Err(); {
+	case errors.Is(ended, context.Canceled):
+		return ended
+	case ended != nil && !e.connected():
+		return unreachable()
+	case !errors.As(err, &f) && grpcs:
+		// gRPC's own: the message was not sent or could not be read.
+		return fault.FromStatus(err)
+	default:
+		return err
+	}
 }
 
 func (e edge) recovered(ctx context.Context, p any) error {

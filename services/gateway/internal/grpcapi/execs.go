@@ -53,14 +53,25 @@ func (s *Server) AttachExec(req *computev1.AttachExecRequest, stream grpc.Server
 type watcher struct {
 	stream grpc.ServerStreamingServer[computev1.ExecEvent]
 	id     string
+	// headed: the header is sent.
+	headed bool
 }
 
-func (w *watcher) Accepted(id string) error {
+func (w *watcher) Named(id string) error {
 	w.id = id
-	return w.stream.SendHeader(metadata.Pairs(headerExec, id))
+	return w.stream.SetHeader(metadata.Pairs(headerExec, id))
 }
 
+// Output sends the header with the first thing it is told: from then on the exec is known to every other call.
 func (w *watcher) Output(i output.Item) error {
+	if i.Accepted {
+		if !w.headed {
+			w.headed = true
+			return w.stream.SendHeader(nil)
+		}
+		return nil
+	}
+	w.headed = true
 	if i.Chunk == nil {
 		return w.stream.Send(&computev1.ExecEvent{
 			Event: &computev1.ExecEvent_Heartbeat{Heartbeat: &computev1.Heartbeat{}}, EmittedAt: timestamppb.Now(),
@@ -114,7 +125,7 @@ func (s *Server) CancelExec(ctx context.Context, req *computev1.CancelExecReques
 	if err != nil {
 		return nil, err
 	}
-	if err := s.use.Cancel(ctx, p, req.GetSandboxId(), req.GetExecId()); err != nil {
+	if err := s.use.Cancel(ctx, p, first(ctx, headerIdempotency), req.GetSandboxId(), req.GetExecId()); err != nil {
 		return nil, err
 	}
 	return &computev1.CancelExecResponse{}, nil
@@ -149,7 +160,7 @@ func (s *Server) WatchEvents(req *computev1.WatchEventsRequest, stream grpc.Serv
 		return err
 	}
 	last := req.GetAfterSequence()
-	return s.use.Events(ctx, p, req.GetTenantId(), req.GetSandboxId(), last, req.GetNoFollow(), func(e *envelope.Recorded) error {
+	return s.use.Events(ctx, p, named(ctx, p, req.GetTenantId()), req.GetSandboxId(), last, req.GetNoFollow(), func(e *envelope.Recorded) error {
 		if e == nil {
 			return stream.Send(&computev1.WatchEventsResponse{Heartbeat: true, Sequence: last})
 		}

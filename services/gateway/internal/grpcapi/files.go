@@ -24,7 +24,7 @@ func (s *Server) WriteFile(ctx context.Context, req *computev1.WriteFileRequest)
 	if err != nil {
 		return nil, err
 	}
-	n, err := s.use.WriteFile(ctx, p, req.GetSandboxId(), req.GetPath(), req.GetData(), req.GetAppend(), req.GetMode())
+	n, err := s.use.WriteFile(ctx, p, first(ctx, headerIdempotency), req)
 	if err != nil {
 		return nil, err
 	}

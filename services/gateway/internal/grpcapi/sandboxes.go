@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
@@ -14,19 +15,32 @@ import (
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
-// defaultPage is how many entries a list gives unless asked otherwise.
-const defaultPage = 50
+const (
+	// defaultPage is how many entries a list gives unless asked otherwise.
+	defaultPage = 50
+	// maxOrg bounds an org id that comes in the metadata, like the rule of the field.
+	maxOrg = 255
+)
+
+// named is the tenant that a request names, in its field or, in development mode, in the metadata. The credential outranks both.
+func named(ctx context.Context, p principal.Principal, field string) string {
+	if field == "" && p.Development() {
+		return first(ctx, headerTenant)
+	}
+	return field
+}
 
 func (s *Server) CreateSandbox(ctx context.Context, req *computev1.CreateSandboxRequest) (*computev1.CreateSandboxResponse, error) {
 	p, err := principal.From(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if p.Development() && req.GetTenantId() == "" {
-		req.TenantId = first(ctx, "x-tenant-id")
-	}
+	req.TenantId = named(ctx, p, req.GetTenantId())
 	if req.GetOrgId() == "" {
-		req.OrgId = first(ctx, "x-org-id")
+		if req.OrgId = first(ctx, headerOrg); len(req.GetOrgId()) > maxOrg {
+			return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
+				WithFields(map[string]string{headerOrg: "must be at most 255 bytes"})
+		}
 	}
 	b, err := s.use.Create(ctx, p, first(ctx, headerIdempotency), req)
 	if err != nil {
@@ -70,7 +84,7 @@ func (s *Server) ListSandboxes(ctx context.Context, req *computev1.ListSandboxes
 		return nil, err
 	}
 	views, next, err := s.use.List(ctx, p, usecase.ListFilter{
-		Tenant: req.GetTenantId(), Session: req.GetSessionId(), Statuses: req.GetStatuses(), Cursor: req.GetPage().GetCursor(), Limit: pageLimit(req.GetPage()),
+		Tenant: named(ctx, p, req.GetTenantId()), Session: req.GetSessionId(), Statuses: req.GetStatuses(), Cursor: req.GetPage().GetCursor(), Limit: pageLimit(req.GetPage()),
 	})
 	if err != nil {
 		return nil, err

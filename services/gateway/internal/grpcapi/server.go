@@ -2,6 +2,7 @@
 package grpcapi
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -36,8 +37,10 @@ const (
 )
 
 // New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics,
-// health and reflection; traces by the option Traced. The health server says SERVING once told so.
-func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, registry prometheus.Registerer, options ...grpc.ServerOption) (*grpc.Server, *health.Server, error) {
+// health and reflection; connected says whether the log can be reached; traces by the option Traced. The health server says SERVING once told so.
+func New(
+	use *usecase.UseCases, keys *principal.Keys, connected func() bool, logger *slog.Logger, registry prometheus.Registerer, options ...grpc.ServerOption,
+) (*grpc.Server, *health.Server, error) {
 	validator, err := protovalidate.New(protovalidate.WithMessages(
 		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
 		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
@@ -48,8 +51,10 @@ func New(use *usecase.UseCases, keys *principal.Keys, logger *slog.Logger, regis
 		return nil, nil, err
 	}
 	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
-	registry.MustRegister(metrics)
-	e := edge{keys: keys, validator: validator, logger: logger}
+	if err := registry.Register(metrics); err != nil {
+		return nil, nil, fmt.Errorf("register the metrics of gRPC: %w", err)
+	}
+	e := edge{keys: keys, validator: validator, logger: logger, connected: connected}
 	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),

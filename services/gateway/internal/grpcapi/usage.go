@@ -15,7 +15,7 @@ func (s *Server) ListUsage(ctx context.Context, req *computev1.ListUsageRequest)
 		return nil, err
 	}
 	reply, err := s.use.Usage(ctx, p, &commandsv1.UsageQuery{
-		TenantId: req.GetTenantId(), SessionId: req.GetSessionId(), SandboxId: req.GetSandboxId(), ExecId: req.GetExecId(),
+		TenantId: named(ctx, p, req.GetTenantId()), SessionId: req.GetSessionId(), SandboxId: req.GetSandboxId(), ExecId: req.GetExecId(),
 		Limit: uint32(pageLimit(req.GetPage())), Cursor: req.GetPage().GetCursor(),
 	})
 	if err != nil {

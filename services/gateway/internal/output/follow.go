@@ -3,63 +3,80 @@
 package output
 
 import (
+	"cmp"
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
 
-const (
-	// liveBuffer is how many live messages wait for a slow reader: at most 8 MiB of chunks. Beyond it they are dropped and read
-	// from the stream when the reader gets there, so a dead reader costs this much and no more.
-	liveBuffer = 256
-	// beat is the longest silence on a stream; proxies commonly cut at 60 s and more.
-	beat = 10 * time.Second
-	// resync is how often a silent follower looks at what is stored, for what live messages did not bring.
-	resync = 2 * time.Second
-)
+// Timing of a follower; a zero field is the default that its comment names.
+type Timing struct {
+	// Beat is the longest silence towards the reader: 10 s. Proxies commonly cut at 60 s and more.
+	Beat time.Duration
+	// Resync is how soon a silent follower looks at what is stored, for what live messages did not bring: 2 s. Each look that
+	// finds nothing doubles it, up to four times.
+	Resync time.Duration
+	// Patience is how long the log may be out of reach before the reader is told: 30 s.
+	Patience time.Duration
+}
 
-// Item is one thing to tell the reader: a chunk, or a heartbeat where Chunk is nil.
+func (t Timing) withDefaults() Timing {
+	return Timing{
+		Beat:     cmp.Or(t.Beat, 10*time.Second),
+		Resync:   cmp.Or(t.Resync, 2*time.Second),
+		Patience: cmp.Or(t.Patience, 30*time.Second),
+	}
+}
+
+// Item is one thing to tell the reader: a chunk; that the exec was accepted; or, where it is empty, a heartbeat.
 type Item struct {
-	Chunk *transcript.Chunk
+	Chunk    *transcript.Chunk
+	Accepted bool
 }
 
 // Follower follows one exec.
 type Follower struct {
-	js   jetstream.JetStream
-	log  eventlog.Log
-	exec subject.Aggregate
-	out  string
-	emit func(Item) error
+	js     jetstream.JetStream
+	log    eventlog.Log
+	exec   subject.Aggregate
+	out    string
+	timing Timing
+	emit   func(Item) error
 
-	live []*nats.Subscription
-	msgs chan *nats.Msg
+	live  []*nats.Subscription
+	queue *queue
 	// next is the number of the chunk to emit; seq is where the stream was read up to.
 	next, seq uint64
 	end       *envelope.Recorded
+	// down is since when the log cannot be reached; zero while it can.
+	down time.Time
 }
 
 // Open subscribes to the exec's live messages, so that nothing that happens from here on is missed. after is the last chunk the
 // reader has. Close it.
-func Open(nc *nats.Conn, js jetstream.JetStream, log eventlog.Log, exec subject.Aggregate, after uint64) (*Follower, error) {
+func Open(js jetstream.JetStream, log eventlog.Log, exec subject.Aggregate, after uint64, timing Timing) (*Follower, error) {
 	f := &Follower{
-		js: js, log: log, exec: exec, out: subject.Output(exec.Tenant, exec.Sandbox, exec.ID),
-		msgs: make(chan *nats.Msg, liveBuffer), next: after + 1,
+		js: js, log: log, exec: exec, out: subject.Output(exec.Tenant, exec.Sandbox, exec.ID), timing: timing.withDefaults(),
+		queue: newQueue(), next: after + 1,
 	}
 	for _, s := range []string{subject.Live(f.out), subject.Live(exec.Subject())} {
-		sub, err := nc.ChanSubscribe(s, f.msgs)
+		sub, err := js.Conn().Subscribe(s, f.queue.put)
 		if err != nil {
 			f.Close()
-			return nil, fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the event log cannot be reached; try again").
-				WithRetry(time.Second).Because(err)
+			return nil, stored.Unreachable(err)
 		}
 		f.live = append(f.live, sub)
 	}
@@ -74,34 +91,47 @@ func (f *Follower) Close() {
 }
 
 // Run emits until the exec's last event and returns it, or until ctx ends or emit fails. fresh says that the exec begins behind
-// Open, so that there is nothing stored yet to look for. A failure on failed ends it too.
-func (f *Follower) Run(ctx context.Context, fresh bool, failed <-chan error, emit func(Item) error) (envelope.Recorded, error) {
+// Open, so that there is nothing stored yet to look for. outcome brings nil once the exec was accepted, or an error, which ends it
+// too. An outage of the log shorter than Timing.Patience is waited out.
+func (f *Follower) Run(ctx context.Context, fresh bool, outcome <-chan error, emit func(Item) error) (envelope.Recorded, error) {
 	f.emit = emit
 	if !fresh {
-		if err := f.reload(ctx); err != nil {
+		if err := f.tolerate(ctx, f.reload(ctx)); err != nil {
 			return envelope.Recorded{}, err
 		}
 	}
-	look, silent := time.NewTicker(resync), time.NewTimer(beat)
+	pause := f.timing.Resync
+	look, silent := time.NewTimer(pause), time.NewTimer(f.timing.Beat)
 	defer look.Stop()
 	defer silent.Stop()
 	for {
-		if f.end != nil {
-			return *f.end, f.finish(ctx)
-		}
 		before := f.next
+		if f.end != nil {
+			err := f.finish(ctx)
+			if err == nil {
+				return *f.end, nil
+			}
+			if err := f.tolerate(ctx, err); err != nil {
+				return envelope.Recorded{}, err
+			}
+		}
 		var err error
 		select {
-		case m := <-f.msgs:
-			err = f.take(ctx, m)
+		case <-f.queue.wake:
+			err = f.tolerate(ctx, f.drain(ctx))
 		case <-look.C:
-			err = f.reload(ctx)
+			err = f.tolerate(ctx, f.reload(ctx))
+			if f.down.IsZero() {
+				pause = min(2*pause, 4*f.timing.Resync)
+			}
+			look.Reset(pause)
 		case <-silent.C:
 			err = emit(Item{})
-			silent.Reset(beat)
-		case err = <-failed:
+			silent.Reset(f.timing.Beat)
+		case err = <-outcome:
+			outcome = nil
 			if err == nil {
-				failed = nil
+				err = emit(Item{Accepted: true})
 			}
 		case <-ctx.Done():
 			err = ctx.Err()
@@ -110,35 +140,59 @@ func (f *Follower) Run(ctx context.Context, fresh bool, failed <-chan error, emi
 			return envelope.Recorded{}, err
 		}
 		if f.next != before {
-			silent.Reset(beat)
-			look.Reset(resync)
+			pause = f.timing.Resync
+			look.Reset(pause)
+			silent.Reset(f.timing.Beat)
 		}
 	}
 }
 
-// take handles one live message.
-func (f *Follower) take(ctx context.Context, m *nats.Msg) error {
-	if m.Subject == subject.Live(f.exec.Subject()) {
-		e, err := envelope.Decode(f.exec.Subject(), 0, m.Header, m.Data)
-		if err != nil {
+// tolerate passes over an outage of the log until it lasts too long: the next look reads again from where this one stopped.
+func (f *Follower) tolerate(ctx context.Context, err error) error {
+	if ctx.Err() != nil || !fault.Is(err, fault.ReasonLogUnavailable) {
+		f.down = time.Time{}
+		return err
+	}
+	if f.down.IsZero() {
+		f.down = time.Now()
+	}
+	if time.Since(f.down) < f.timing.Patience {
+		return nil
+	}
+	return err
+}
+
+// drain handles the live messages that wait.
+func (f *Follower) drain(ctx context.Context) error {
+	messages, missed := f.queue.take()
+	for _, m := range messages {
+		if err := f.take(ctx, m); err != nil {
 			return err
 		}
-		f.ended(e)
+	}
+	if missed {
+		return f.reload(ctx)
+	}
+	return nil
+}
+
+// take handles one live message. One that cannot be read says nothing: what is stored does.
+func (f *Follower) take(ctx context.Context, m *nats.Msg) error {
+	if m.Subject == subject.Live(f.exec.Subject()) {
+		if e, err := envelope.Decode(f.exec.Subject(), 0, m.Header, m.Data); err == nil {
+			f.ended(e)
+		}
 		return nil
 	}
 	c, err := transcript.Decode(m.Header, m.Data, 0)
-	if err != nil {
-		return err
+	switch {
+	case err != nil || c.Number < f.next:
+		return nil //nolint:nilerr // see above
+	case c.Number > f.next || c.Seq == 0:
+		return f.catchUp(ctx)
+	default:
+		return f.chunk(c)
 	}
-	if c.Number > f.next {
-		if err := f.catchUp(ctx); err != nil {
-			return err
-		}
-	}
-	if c.Number != f.next {
-		return nil
-	}
-	return f.chunk(c)
 }
 
 func (f *Follower) ended(e envelope.Recorded) {
@@ -149,23 +203,38 @@ func (f *Follower) ended(e envelope.Recorded) {
 }
 
 func (f *Follower) chunk(c transcript.Chunk) error {
+	if err := f.emit(Item{Chunk: &c}); err != nil {
+		return err
+	}
 	f.next, f.seq = c.Number+1, c.Seq
-	return f.emit(Item{Chunk: &c})
+	return nil
 }
 
-// catchUp emits what is stored behind the last emitted chunk. A chunk that is no longer there is an error, never a silent gap.
+// catchUp emits what is stored behind the last emitted chunk. A chunk that is no longer there is an error, never a silent gap; one
+// that is stored twice is emitted once.
 func (f *Follower) catchUp(ctx context.Context) error {
-	return transcript.Read(ctx, f.js, f.out, f.seq+1, func(c transcript.Chunk) error {
-		if c.Number < f.next {
+	return stored.Each(ctx, f.js, topology.StreamOutput, f.out, f.seq+1, func(m directget.Message) error {
+		c, err := transcript.Decode(m.Header, m.Data, m.Seq)
+		switch {
+		case err != nil:
+			return err
+		case c.Number < f.next:
 			f.seq = c.Seq
 			return nil
+		case c.Number > f.next:
+			return expired(c.Number)
+		default:
+			return f.chunk(c)
 		}
-		if c.Number > f.next {
-			return fault.Newf(fault.FailedPrecondition, fault.ReasonCursorExpired,
-				"output before chunk %d is no longer kept; attach again after chunk %d", c.Number, c.Number-1)
-		}
-		return f.chunk(c)
 	})
+}
+
+// expired is the fault of a cursor below the oldest chunk that is kept.
+func expired(oldest uint64) error {
+	after := strconv.FormatUint(oldest-1, 10)
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonCursorExpired,
+		"output before chunk %d is no longer kept; attach again after chunk %s", oldest, after).
+		WithFields(map[string]string{"after_chunk": "the oldest position is " + after})
 }
 
 // reload looks at what is stored: chunks first, then the exec's events, because the end is recorded behind the last chunk.
@@ -173,8 +242,13 @@ func (f *Follower) reload(ctx context.Context) error {
 	if err := f.catchUp(ctx); err != nil {
 		return err
 	}
-	h, err := f.log.Load(ctx, f.exec)
-	if err != nil {
+	wait, cancel := context.WithTimeout(ctx, stored.PageWait)
+	defer cancel()
+	h, err := f.log.Load(wait, f.exec)
+	switch {
+	case err != nil && wait.Err() != nil && ctx.Err() == nil:
+		return stored.Unreachable(err)
+	case err != nil:
 		return err
 	}
 	for _, e := range h.Events {
@@ -183,7 +257,7 @@ func (f *Follower) reload(ctx context.Context) error {
 	return nil
 }
 
-// finish emits what the last event says there is and was not seen live.
+// finish emits what the last event says there is and was not emitted yet.
 func (f *Follower) finish(ctx context.Context) error {
 	var last uint64
 	switch b := f.end.Body.(type) {
@@ -200,7 +274,8 @@ func (f *Follower) finish(ctx context.Context) error {
 	}
 	if f.next <= last {
 		return fault.Newf(fault.FailedPrecondition, fault.ReasonCursorExpired,
-			"output up to chunk %d is no longer kept; the receipt has its size and digest", last)
+			"output up to chunk %d is no longer kept; the receipt has its size and digest", last).
+			WithFields(map[string]string{"after_chunk": "the oldest position is " + strconv.FormatUint(last, 10)})
 	}
 	return nil
 }

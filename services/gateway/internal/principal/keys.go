@@ -55,6 +55,9 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 	if err := d.Decode(&file); err != nil {
 		return nil, fmt.Errorf("read API keys: %w", err)
 	}
+	if d.More() {
+		return nil, errors.New("read API keys: there is something behind the object")
+	}
 	k := &Keys{byHash: map[[sha256.Size]byte]Entry{}, now: time.Now}
 	var errs []error
 	for i, e := range file.Keys {
@@ -62,6 +65,8 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 		switch {
 		case err != nil || len(hash) != sha256.Size:
 			errs = append(errs, fmt.Errorf("keys[%d]: sha256 must be 64 hex digits", i))
+		case [sha256.Size]byte(hash) == sha256.Sum256(nil):
+			errs = append(errs, fmt.Errorf("keys[%d]: sha256 is that of nothing", i))
 		case !subject.ValidToken(e.Tenant):
 			errs = append(errs, fmt.Errorf("keys[%d]: tenant must be 1 to 64 of A-Z a-z 0-9 _ -", i))
 		case !subject.ValidToken(e.Name):
@@ -76,7 +81,10 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 	if len(file.Keys) == 0 {
 		errs = append(errs, errors.New("keys: the file has none; leave the setting out for development mode"))
 	}
-	return k, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("API keys: %w", err)
+	}
+	return k, nil
 }
 
 // Development reports whether there is no key at all.

@@ -32,13 +32,11 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	if err := u.claim(ctx, tenant, "CreateSandbox", key, p.Actor, req); err != nil {
+	c, err := u.claim(ctx, tenant, "CreateSandbox", key, p.Actor, req)
+	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	id := ids.New()
-	if key != "" {
-		id = ids.Derive("sandbox", tenant, key)
-	}
+	id := c.id()
 	if create.SealedEnv, err = u.sealEnv(id, req.GetEnvVars()); err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -48,39 +46,38 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 	}
 	defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
 	cmd := &commandsv1.SandboxCommand{
-		CommandId: commandID("create", tenant, key), TenantId: tenant, SandboxId: id, Actor: p.Actor,
+		CommandId: ids.Derive("create", id), TenantId: tenant, SandboxId: id, Actor: p.Actor,
 		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
 		Command: &commandsv1.SandboxCommand_Create{Create: create},
 	}
-	duplicate, err := u.order(ctx, subject.SandboxCommand(tenant, id), cmd.GetCommandId(), cmd)
-	if err != nil {
+	if err := u.order(ctx, subject.SandboxCommand(tenant, id), cmd); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	return u.created(ctx, subject.Sandbox(tenant, id), inbox.NextMsgWithContext, duplicate)
+	return u.created(ctx, subject.Sandbox(tenant, id), inbox.NextMsgWithContext)
 }
 
 // created waits for the outcome of a create and reads the sandbox from the log, where the answer stands even if the outcome
-// was lost or went to an earlier call with the same key.
-func (u *UseCases) created(ctx context.Context, agg subject.Aggregate, next nextMsg, duplicate bool) (sandbox.Sandbox, error) {
-	if !duplicate {
-		wait, cancel := context.WithTimeout(ctx, outcomeWait)
-		defer cancel()
-		if _, _, err := outcome(wait, next); err != nil {
-			return sandbox.Sandbox{}, err
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, outcomeWait)
+// was lost.
+func (u *UseCases) created(ctx context.Context, agg subject.Aggregate, next nextMsg) (sandbox.Sandbox, error) {
+	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	defer cancel()
+	if _, err := outcome(wait, next); err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	wait, cancelLoad := context.WithTimeout(ctx, outcomeWait)
+	defer cancelLoad()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		s, err := u.load(ctx, agg)
+		s, err := u.load(wait, agg)
 		if err == nil || !fault.Is(err, fault.ReasonSandboxNotFound) {
 			return s, err
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
+			return s, ctx.Err()
+		case <-wait.Done():
 			return s, fault.New(fault.Unavailable, fault.ReasonNoWorker,
 				"the create was accepted but nobody has taken it yet; repeat it with the same idempotency key, or describe "+agg.ID).
 				WithRetry(5 * time.Second)

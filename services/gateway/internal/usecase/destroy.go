@@ -9,6 +9,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
 
@@ -18,7 +19,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 	if err != nil {
 		return s, err
 	}
-	if err := u.claim(ctx, s.Tenant, "DestroySandbox", key, p.Actor, &commandsv1.FileCall{SandboxId: id}); err != nil {
+	if _, err := u.claim(ctx, s.Tenant, "DestroySandbox", key, p.Actor, &computev1.DestroySandboxRequest{SandboxId: id}); err != nil {
 		return s, err
 	}
 	if s.State == sandbox.Destroyed {
@@ -34,11 +35,11 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 		Time: now(), ReplyTo: inbox.Subject,
 		Command: &commandsv1.SandboxCommand_Destroy{Destroy: &commandsv1.DestroySandbox{Reason: "requested"}},
 	}
-	if _, err := u.order(ctx, subject.SandboxCommand(s.Tenant, id), cmd.GetCommandId(), cmd); err != nil {
+	if err := u.order(ctx, subject.SandboxCommand(s.Tenant, id), cmd); err != nil {
 		return s, err
 	}
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
-	_, _, err = outcome(wait, inbox.NextMsgWithContext)
+	_, err = outcome(wait, inbox.NextMsgWithContext)
 	cancel()
 	if err != nil {
 		return s, err
@@ -57,7 +58,7 @@ func (u *UseCases) Describe(ctx context.Context, p principal.Principal, id strin
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	// A worker that does not answer costs the fresh figures, not the answer: the log's last sample stands.
-	if reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Stats{Stats: &commandsv1.StatsCall{}}}); err == nil {
+	if reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Stats{Stats: &commandsv1.StatsCall{}}}); err == nil && reply.GetUsage() != nil {
 		s.Usage = reply.GetUsage()
 	}
 	return s, nil

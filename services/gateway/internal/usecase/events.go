@@ -8,79 +8,111 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
 
-// eventsBeat is the longest silence on a followed log.
-const eventsBeat = 10 * time.Second
+// eventsPatience is how long the log may be out of reach before a follower is told.
+const eventsPatience = 30 * time.Second
 
 // Events gives each of the tenant's events behind sequence after, in order, and follows the log unless stop is set. sandboxID
-// narrows it to one sandbox and its execs. Every eventsBeat of silence each gets nil: alive, nothing new.
+// narrows it to one sandbox and its execs; without a tenant (development mode only) it gives those of all. After each
+// Limits.Heartbeat of silence each gets nil: alive, nothing new.
 func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sandboxID string, after uint64, stop bool, each func(*envelope.Recorded) error) error {
-	if sandboxID != "" {
-		s, err := u.locate(ctx, p, sandboxID)
-		if err != nil {
-			return err
-		}
-		tenant = s.Tenant
-	}
-	owner, err := p.Owner(tenant)
+	filter, err := u.eventsFilter(ctx, p, tenant, sandboxID)
 	if err != nil {
 		return err
 	}
 	wake := make(chan struct{}, 1)
-	live, err := u.nc.Subscribe(subject.Live(subject.OfTenant(owner)), func(*nats.Msg) {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	})
+	live, err := u.nc.Subscribe(subject.Live(filter), func(*nats.Msg) { poke(wake) })
 	if err != nil {
 		return unreachable(err)
 	}
 	defer live.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
-	silent := time.NewTicker(eventsBeat)
+	silent := time.NewTicker(u.limits.Heartbeat)
 	defer silent.Stop()
+	var down time.Time
 	for {
-		n, err := u.eventsFrom(ctx, owner, sandboxID, &after, each)
-		if err != nil || stop {
+		n, err := u.eventsFrom(ctx, filter, sandboxID, &after, each)
+		var again <-chan time.Time
+		switch {
+		case err == nil:
+			down = time.Time{}
+		case stop || !fault.Is(err, fault.ReasonLogUnavailable):
 			return err
+		case down.IsZero():
+			down = time.Now()
+			again = time.After(time.Second)
+		case time.Since(down) > eventsPatience:
+			return err
+		default:
+			again = time.After(time.Second)
+		}
+		if stop {
+			return nil
 		}
 		if n > 0 {
-			silent.Reset(eventsBeat)
+			silent.Reset(u.limits.Heartbeat)
 		}
 		select {
 		case <-wake:
+		case <-again:
 		case <-silent.C:
 			if err := each(nil); err != nil {
 				return err
 			}
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		}
 	}
 }
 
+// eventsFilter is the subject filter of what the caller may and wants to see.
+func (u *UseCases) eventsFilter(ctx context.Context, p principal.Principal, tenant, sandboxID string) (string, error) {
+	if tenant != "" || !p.Development() {
+		owner, err := p.Owner(tenant)
+		if err != nil {
+			return "", err
+		}
+		tenant = owner
+	}
+	if sandboxID != "" {
+		s, err := u.locate(ctx, p, sandboxID)
+		if err != nil {
+			return "", err
+		}
+		if tenant != "" && tenant != s.Tenant {
+			return "", notFound(sandboxID)
+		}
+		tenant = s.Tenant
+	}
+	if tenant == "" {
+		return subject.Events, nil
+	}
+	return subject.OfTenant(tenant), nil
+}
+
 // eventsFrom reads what is stored behind *after and moves it on.
-func (u *UseCases) eventsFrom(ctx context.Context, tenant, sandboxID string, after *uint64, each func(*envelope.Recorded) error) (given int, err error) {
-	var refused error
-	err = directget.Each(ctx, u.js, topology.StreamEvents, subject.OfTenant(tenant), *after+1, func(m directget.Message) error {
-		*after = m.Seq
+func (u *UseCases) eventsFrom(ctx context.Context, filter, sandboxID string, after *uint64, each func(*envelope.Recorded) error) (given int, err error) {
+	err = stored.Each(ctx, u.js, topology.StreamEvents, filter, *after+1, func(m directget.Message) error {
 		agg, err := subject.ParseEvent(m.Subject)
 		if err != nil || (sandboxID != "" && agg.Sandbox != sandboxID) {
+			*after = m.Seq
 			return nil //nolint:nilerr // what is no event of ours is nothing to show
 		}
 		e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
-		if err == nil {
-			err = each(&e)
+		if err != nil {
+			return err
 		}
-		given, refused = given+1, err
-		return err
+		given++
+		if err := each(&e); err != nil {
+			return err
+		}
+		*after = m.Seq
+		return nil
 	})
-	if err != nil && refused == nil {
-		return given, unreachable(err)
-	}
 	return given, err
 }

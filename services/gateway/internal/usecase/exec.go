@@ -2,6 +2,7 @@ package usecase
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -24,9 +25,9 @@ import (
 
 // Watcher is who follows an exec.
 type Watcher interface {
-	// Accepted is called once with the exec's id before anything else.
-	Accepted(execID string) error
-	// Output is called for each chunk in order, and for heartbeats.
+	// Named is called once with the exec's id before anything else; the exec need not exist yet.
+	Named(execID string) error
+	// Output is called for each chunk in order, once the exec is accepted, and for heartbeats.
 	Output(output.Item) error
 }
 
@@ -37,20 +38,17 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
-	id := ids.New()
-	if key != "" {
-		id = ids.Derive("exec", s.Tenant, s.ID, key)
-	}
-	start, err := u.startCommand(s, id, req)
+	spec, err := u.execSpec(s, req)
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
-	if err := u.claim(ctx, s.Tenant, "ExecCommand", key, p.Actor, req); err != nil {
+	c, err := u.claim(ctx, s.Tenant, "ExecCommand", key, p.Actor, req)
+	if err != nil {
 		return envelope.Recorded{}, err
 	}
-	agg := subject.Exec(s.Tenant, s.ID, id)
+	agg := subject.Exec(s.Tenant, s.ID, c.id())
 	known := false
-	if key != "" {
+	if c.repeated {
 		h, err := u.log.Load(ctx, agg)
 		if err != nil {
 			return envelope.Recorded{}, err
@@ -60,80 +58,117 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	if err := over(s); err != nil && !known {
 		return envelope.Recorded{}, err
 	}
-	f, err := output.Open(u.nc, u.js, u.log, agg, 0)
+	f, err := output.Open(u.js, u.log, agg, 0, u.timing())
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
 	defer f.Close()
-	failed := make(chan error, 1)
+	if err := w.Named(agg.ID); err != nil {
+		return envelope.Recorded{}, err
+	}
+	accepted := settled(nil)
 	if !known {
-		if known, err = u.start(ctx, p, s, id, key, start, failed); err != nil {
+		if accepted, err = u.start(ctx, p, s, agg, spec, req); err != nil {
 			return envelope.Recorded{}, err
 		}
 	}
-	if err := w.Accepted(id); err != nil {
-		return envelope.Recorded{}, err
-	}
-	return u.follow(ctx, p, agg, f, !known, failed, req.GetDetach(), w)
+	return u.follow(ctx, p, agg, f, !c.repeated, accepted, req.GetDetach(), w)
 }
 
-// start publishes the command. Its outcome arrives on failed in the background: a refusal ends the stream, an acceptance says
-// nothing that the output does not.
-func (u *UseCases) start(ctx context.Context, p principal.Principal, s sandbox.Sandbox, id, key string, start *commandsv1.StartExec, failed chan<- error) (known bool, err error) {
-	inbox, err := u.inbox()
-	if err != nil {
-		return false, err
-	}
-	cmd := &commandsv1.ExecCommand{
-		CommandId: commandID("exec", s.Tenant+"."+s.ID, key), TenantId: s.Tenant, SandboxId: s.ID, ExecId: id, Actor: p.Actor,
-		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
-		Command: &commandsv1.ExecCommand_Start{Start: start},
-	}
-	duplicate, err := u.order(ctx, subject.ExecCommand(s.Worker, s.Tenant, s.ID, id), cmd.GetCommandId(), cmd)
-	if err != nil || duplicate {
-		_ = inbox.Unsubscribe() // the connection is closing if this fails
-		return duplicate, err
-	}
-	go func() {
-		defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
-		wait, cancel := context.WithTimeout(ctx, u.limits.StartWait)
-		defer cancel()
-		_, ok, err := outcome(wait, inbox.NextMsgWithContext)
-		if !ok && ctx.Err() == nil {
-			err = fault.Newf(fault.Unavailable, fault.ReasonWorkerUnavailable,
-				"the sandbox's worker has not taken exec %s; it may still run: attach to it or read its receipt", id)
-		}
-		if err != nil {
-			failed <- err
-		}
-	}()
-	return false, nil
+func (u *UseCases) timing() output.Timing { return output.Timing{Beat: u.limits.Heartbeat} }
+
+func settled(err error) <-chan error {
+	c := make(chan error, 1)
+	c <- err
+	return c
 }
 
-func (u *UseCases) startCommand(s sandbox.Sandbox, id string, req *computev1.ExecCommandRequest) (*commandsv1.StartExec, error) {
-	timeout := u.limits.ExecTimeout
-	if req.GetTimeout() != nil {
-		if timeout = req.GetTimeout().AsDuration(); timeout > u.limits.MaxExecTimeout {
-			return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
-				WithFields(map[string]string{"timeout": "is over the maximum of this deployment, " + u.limits.MaxExecTimeout.String()})
-		}
-	}
-	start := &commandsv1.StartExec{Spec: &eventsv1.ExecSpec{
-		Command: req.GetCommand(), Args: req.GetArgs(), WorkingDir: req.GetWorkingDir(), TimeoutMs: uint64(timeout.Milliseconds()),
-		EnvKeys: slices.Sorted(maps.Keys(req.GetEnv())), StdinBytes: uint64(len(req.GetStdin())), Detach: req.GetDetach(), SessionId: s.SessionID,
-	}}
-	if size := proto.Size(start); size > maxSpecBytes {
-		return nil, fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "the command is too large").
-			WithFields(map[string]string{"args": "command and args together may have 128 KiB; put more into a file or stdin"})
-	}
+// start publishes the command. The channel brings one value: nil once the worker has accepted it, or why it has not.
+func (u *UseCases) start(
+	ctx context.Context, p principal.Principal, s sandbox.Sandbox, agg subject.Aggregate, spec *eventsv1.ExecSpec, req *computev1.ExecCommandRequest,
+) (<-chan error, error) {
+	start := &commandsv1.StartExec{Spec: spec}
 	var err error
-	if start.SealedEnv, err = u.sealEnv(id, req.GetEnv()); err != nil {
+	if start.SealedEnv, err = u.sealEnv(agg.ID, req.GetEnv()); err != nil {
 		return nil, err
 	}
 	if len(req.GetStdin()) > 0 {
-		start.SealedStdin, err = u.sealed(id, req.GetStdin())
+		if start.SealedStdin, err = u.sealed(agg.ID, req.GetStdin()); err != nil {
+			return nil, err
+		}
 	}
-	return start, err
+	inbox, err := u.inbox()
+	if err != nil {
+		return nil, err
+	}
+	cmd := &commandsv1.ExecCommand{
+		CommandId: ids.Derive("exec", agg.ID), TenantId: s.Tenant, SandboxId: s.ID, ExecId: agg.ID, Actor: p.Actor,
+		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
+		Command: &commandsv1.ExecCommand_Start{Start: start},
+	}
+	if err := u.order(ctx, subject.ExecCommand(s.Worker, s.Tenant, s.ID, agg.ID), cmd); err != nil {
+		_ = inbox.Unsubscribe() // the connection is closing if this fails
+		return nil, err
+	}
+	accepted := make(chan error, 1)
+	go func() {
+		defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+		accepted <- u.accepted(ctx, agg, inbox.NextMsgWithContext)
+	}()
+	return accepted, nil
+}
+
+// refused is the error of an exec that its worker did not accept: it never runs.
+type refused struct{ error }
+
+func (r *refused) Unwrap() error { return r.error }
+
+// accepted waits until an exec was accepted or refused. The answer may be lost: then the log says that the exec began.
+func (u *UseCases) accepted(ctx context.Context, agg subject.Aggregate, next nextMsg) error {
+	ctx, cancel := context.WithTimeout(ctx, u.limits.StartWait)
+	defer cancel()
+	for {
+		wait, stop := context.WithTimeout(ctx, outcomeWait)
+		answered, err := outcome(wait, next)
+		stop()
+		switch {
+		case err != nil:
+			return &refused{err}
+		case answered:
+			return nil
+		}
+		if h, err := u.log.Load(ctx, agg); err == nil && len(h.Events) > 0 {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fault.Newf(fault.Unavailable, fault.ReasonWorkerUnavailable,
+				"the sandbox's worker has not taken exec %s; it is cancelled unless it was detached", agg.ID).WithRetry(5 * time.Second)
+		}
+	}
+}
+
+// execSpec is what the request asks for, without its secrets.
+func (u *UseCases) execSpec(s sandbox.Sandbox, req *computev1.ExecCommandRequest) (*eventsv1.ExecSpec, error) {
+	bad := map[string]string{}
+	timeout := u.limits.ExecTimeout
+	if req.GetTimeout() != nil {
+		// Rounded up: 0 ms would mean the default.
+		timeout = max(req.GetTimeout().AsDuration(), time.Millisecond)
+	}
+	if timeout > u.limits.MaxExecTimeout {
+		bad["timeout"] = "is over the maximum of this deployment, " + u.limits.MaxExecTimeout.String()
+	}
+	spec := &eventsv1.ExecSpec{
+		Command: req.GetCommand(), Args: req.GetArgs(), WorkingDir: req.GetWorkingDir(), TimeoutMs: uint64(timeout.Milliseconds()),
+		EnvKeys: slices.Sorted(maps.Keys(req.GetEnv())), StdinBytes: uint64(len(req.GetStdin())), Detach: req.GetDetach(), SessionId: s.SessionID,
+	}
+	if proto.Size(spec) > maxSpecBytes {
+		bad["args"] = "command, args and the names of env together may have 128 KiB; put more into a file or stdin"
+	}
+	if len(bad) > 0 {
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(bad)
+	}
+	return spec, nil
 }
 
 // maxSpecBytes keeps a started event under the 256 KiB that stream EVT takes.
@@ -146,29 +181,37 @@ func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID,
 		return envelope.Recorded{}, err
 	}
 	agg := subject.Exec(x.Tenant, x.Sandbox, execID)
-	f, err := output.Open(u.nc, u.js, u.log, agg, after)
+	f, err := output.Open(u.js, u.log, agg, after, u.timing())
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
 	defer f.Close()
-	if err := w.Accepted(execID); err != nil {
+	if err := w.Named(execID); err != nil {
 		return envelope.Recorded{}, err
 	}
-	return u.follow(ctx, p, agg, f, false, nil, x.Spec.GetDetach(), w)
+	return u.follow(ctx, p, agg, f, false, settled(nil), x.Spec.GetDetach(), w)
 }
 
 // follow runs the follower and, when its reader goes away first, sees to it that nobody's command does not run for ever.
-func (u *UseCases) follow(ctx context.Context, p principal.Principal, agg subject.Aggregate, f *output.Follower, fresh bool, failed <-chan error, detached bool, w Watcher) (envelope.Recorded, error) {
+func (u *UseCases) follow(
+	ctx context.Context, p principal.Principal, agg subject.Aggregate, f *output.Follower, fresh bool, accepted <-chan error, detached bool, w Watcher,
+) (envelope.Recorded, error) {
 	leave, err := u.attend(agg)
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
-	end, err := f.Run(ctx, fresh, failed, w.Output)
+	end, err := f.Run(ctx, fresh, accepted, w.Output)
 	leave()
-	if err != nil && ctx.Err() != nil {
-		if !detached {
-			go u.cancelAbandoned(p, agg)
-		}
+	var never *refused
+	switch {
+	case err == nil:
+		return end, nil
+	case errors.As(err, &never):
+		return end, never.error
+	case !detached:
+		go u.cancelAbandoned(p, agg)
+	}
+	if ctx.Err() != nil {
 		return end, fault.New(fault.Cancelled, fault.ReasonCancelled, "the caller went away").Because(err)
 	}
 	return end, err
@@ -186,25 +229,48 @@ func (u *UseCases) attend(agg subject.Aggregate) (leave func(), err error) {
 // cancelAbandoned waits the grace time and cancels the exec if it runs and nobody reads it. A gateway that is killed meanwhile
 // leaves the exec to its timeout.
 func (u *UseCases) cancelAbandoned(p principal.Principal, agg subject.Aggregate) {
-	select {
-	case <-time.After(u.limits.DisconnectGrace):
-	case <-u.base.Done():
-		return
-	}
-	ctx, cancel := context.WithTimeout(u.base, 10*time.Second)
-	defer cancel()
-	if _, err := u.nc.RequestWithContext(ctx, subject.Readers(agg.Tenant, agg.Sandbox, agg.ID), nil); err == nil {
-		return
-	}
-	if err := u.cancel(ctx, p, agg, "client_gone"); err != nil && fault.CodeOf(err) != fault.NotFound {
-		u.logger.WarnContext(ctx, "an exec without a reader could not be cancelled", "exec", agg.ID, "error", err)
+	const attempts = 10
+	for range attempts {
+		select {
+		case <-time.After(u.limits.DisconnectGrace):
+		case <-u.base.Done():
+			return
+		}
+		switch attended, err := u.attended(agg); {
+		case err != nil:
+			continue // a gateway that does not answer may have a reader: ask again
+		case attended:
+			return
+		}
+		ctx, cancel := context.WithTimeout(u.base, 2*outcomeWait)
+		err := u.cancel(ctx, p, agg, "client_gone")
+		cancel()
+		if err == nil || fault.CodeOf(err) != fault.Unavailable {
+			return
+		}
+		u.logger.WarnContext(u.base, "an exec without a reader could not be cancelled yet", "exec", agg.ID, "error", err)
 	}
 }
 
-// Cancel ends an exec's whole process tree. One that has ended is left as it is.
-func (u *UseCases) Cancel(ctx context.Context, p principal.Principal, sandboxID, execID string) error {
+// attended reports whether any gateway has a reader of the exec.
+func (u *UseCases) attended(agg subject.Aggregate) (bool, error) {
+	ctx, cancel := context.WithTimeout(u.base, outcomeWait)
+	defer cancel()
+	_, err := u.nc.RequestWithContext(ctx, subject.Readers(agg.Tenant, agg.Sandbox, agg.ID), nil)
+	if errors.Is(err, nats.ErrNoResponders) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Cancel ends an exec's whole process tree. One that has ended is left as it is, so it may be repeated with or without a key.
+func (u *UseCases) Cancel(ctx context.Context, p principal.Principal, key, sandboxID, execID string) error {
 	x, err := u.exec(ctx, p, sandboxID, execID)
 	if err != nil {
+		return err
+	}
+	req := &computev1.CancelExecRequest{SandboxId: sandboxID, ExecId: execID}
+	if _, err := u.claim(ctx, x.Tenant, "CancelExec", key, p.Actor, req); err != nil {
 		return err
 	}
 	return u.cancel(ctx, p, subject.Exec(x.Tenant, x.Sandbox, execID), "cancelled")
@@ -237,12 +303,12 @@ func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subjec
 		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
 		Command: &commandsv1.ExecCommand_Cancel{Cancel: &commandsv1.CancelExec{Reason: reason}},
 	}
-	if _, err := u.order(ctx, subject.ExecCommand(worker, agg.Tenant, agg.Sandbox, agg.ID), cmd.GetCommandId(), cmd); err != nil {
+	if err := u.order(ctx, subject.ExecCommand(worker, agg.Tenant, agg.Sandbox, agg.ID), cmd); err != nil {
 		return err
 	}
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	defer cancel()
-	_, _, err = outcome(wait, inbox.NextMsgWithContext)
+	_, err = outcome(wait, inbox.NextMsgWithContext)
 	return err
 }
 

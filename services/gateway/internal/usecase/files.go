@@ -10,11 +10,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
-	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
 
@@ -51,30 +51,49 @@ func (u *UseCases) ReadFile(ctx context.Context, p principal.Principal, id, path
 	}
 }
 
-// WriteFile puts data into a file and returns when it is there. The file changes at once: readers see the old or the new one.
-func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, id, path string, data []byte, appendTo bool, mode uint32) (int64, error) {
-	if len(data) > MaxFileBytes {
-		return 0, fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "one call writes at most 16 MiB; append the rest")
-	}
-	s, err := u.ready(ctx, p, id)
+// WriteFile puts data into a file and returns how many bytes once they are there. The file changes at once: readers see the old or
+// the new one. Repeated with the same key it answers again and writes nothing.
+func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key string, req *computev1.WriteFileRequest) (int64, error) {
+	s, err := u.locate(ctx, p, req.GetSandboxId())
 	if err != nil {
 		return 0, err
 	}
-	upload, written := ids.New(), int64(0)
-	for {
-		n := min(len(data)-int(written), partBytes)
-		last := int(written)+n == len(data)
-		reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
-			Path: path, UploadId: upload, Offset: written, Data: data[written : int(written)+n], Last: last, Append: appendTo, Mode: mode,
-		}}})
+	c, err := u.claim(ctx, s.Tenant, "WriteFile", key, p.Actor, req)
+	if err != nil {
+		return 0, err
+	}
+	upload := c.id()
+	return u.once(ctx, c, func(ctx context.Context) (int64, error) {
+		s, err := u.running(ctx, s)
 		if err != nil {
 			return 0, err
 		}
-		written += int64(n)
-		if last {
-			return max(written, reply.GetBytesWritten()), nil
+		if c.repeated && len(req.GetData()) > partBytes {
+			// An earlier call may have come to its end without telling. The toolbox knows an upload by its id and answers its last
+			// part again; where it does not, the upload is sent from its beginning. (A write of one part is the same question.)
+			offset := (len(req.GetData()) - 1) / partBytes * partBytes
+			err := u.writePart(ctx, s, req, upload, offset)
+			if code := fault.CodeOf(err); code != fault.FailedPrecondition && code != fault.InvalidArgument {
+				return int64(len(req.GetData())), err
+			}
 		}
-	}
+		for offset := 0; offset == 0 || offset < len(req.GetData()); offset += partBytes {
+			if err := u.writePart(ctx, s, req, upload, offset); err != nil {
+				return 0, err
+			}
+		}
+		return int64(len(req.GetData())), nil
+	})
+}
+
+// writePart sends the part of a file at offset. The part that reaches the end of the data is the last one.
+func (u *UseCases) writePart(ctx context.Context, s sandbox.Sandbox, req *computev1.WriteFileRequest, upload string, offset int) error {
+	end := min(offset+partBytes, len(req.GetData()))
+	_, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
+		Path: req.GetPath(), UploadId: upload, Offset: int64(offset), Data: req.GetData()[offset:end], Last: end == len(req.GetData()),
+		Append: req.GetAppend(), Mode: req.GetMode(),
+	}}})
+	return err
 }
 
 // ListFiles lists a directory of the workspace; truncated says that there was more than limit (0: 1,000).
@@ -97,6 +116,10 @@ func (u *UseCases) ready(ctx context.Context, p principal.Principal, id string) 
 	if err != nil {
 		return s, err
 	}
+	return u.running(ctx, s)
+}
+
+func (u *UseCases) running(ctx context.Context, s sandbox.Sandbox) (sandbox.Sandbox, error) {
 	if err := over(s); err != nil {
 		return s, err
 	}

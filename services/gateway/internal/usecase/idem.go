@@ -4,57 +4,168 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
+// claim is an idempotency key bound to a request; without a key it is empty and binds nothing.
+type claim struct {
+	parts []string
+	// name of its entry in bucket idem; digest of the request and its caller.
+	name, digest string
+	// repeated: somebody came with the same key and request before.
+	repeated bool
+}
+
+// id of what the request makes: the same for its repeats, random without a key. It depends on the request too, so that a key that
+// was forgotten (24 h) and is used for another request makes another thing.
+func (c claim) id() string {
+	if c.name == "" {
+		return ids.New()
+	}
+	return ids.Derive(append(c.parts, c.digest)...)
+}
+
+// entry is a key in bucket idem.
+type entry struct {
+	Digest string `json:"digest"`
+	// Until is when whoever is at it has given up for sure, in Unix milliseconds; 0 while nobody is.
+	Until int64 `json:"until,omitempty"`
+	// Result is what it gave, set once it is done. Only what can be done once at a time has Until and Result, see once.
+	Result *int64 `json:"result,omitempty"`
+}
+
 // claim binds an idempotency key to the request it came with, for the lifetime of bucket idem (24 h). The same key with the
-// same request passes; with another request it is a conflict. Ids are derived from the key, so whoever passes reaches the same
-// aggregate and nothing happens twice. An empty key always passes.
-func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string, request proto.Message) error {
+// same request passes; with another request, or from another caller of the tenant, it is a conflict. Ids are derived from the
+// claim, so whoever passes reaches the same aggregate and nothing happens twice. An empty key always passes.
+func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string, request proto.Message) (claim, error) {
 	if key == "" {
-		return nil
+		return claim{}, nil
 	}
 	if err := checkKey(key); err != nil {
-		return err
+		return claim{}, err
 	}
 	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
 	if err != nil {
-		return fault.From(err)
+		return claim{}, fault.From(err)
 	}
-	s := sha256.New()
-	for _, part := range [][]byte{[]byte(method), []byte(actor), body} {
-		s.Write(part)
-		s.Write([]byte{0})
-	}
-	digest := hex.EncodeToString(s.Sum(nil))
-	kv, err := u.js.KeyValue(ctx, topology.BucketIdem)
+	kv, err := u.keys(ctx)
 	if err != nil {
-		return unreachable(err)
+		return claim{}, err
 	}
+	digest := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s", method, actor, body))
 	hashed := sha256.Sum256([]byte(key))
-	name := tenant + "." + method + "." + hex.EncodeToString(hashed[:])
-	_, err = kv.Create(ctx, name, []byte(digest))
+	c := claim{
+		parts: []string{"idempotent", tenant, method, key}, digest: hex.EncodeToString(digest[:]),
+		name: tenant + "." + method + "." + hex.EncodeToString(hashed[:]),
+	}
+	_, err = kv.Create(ctx, c.name, encode(entry{Digest: c.digest}))
 	if err == nil {
-		return nil
+		return c, nil
 	}
 	if !errors.Is(err, jetstream.ErrKeyExists) {
-		return unreachable(err)
+		return c, unreachable(err)
 	}
-	entry, err := kv.Get(ctx, name)
-	if err != nil {
-		return unreachable(err)
-	}
-	if string(entry.Value()) != digest {
-		return fault.New(fault.Conflict, fault.ReasonIdempotency, "this idempotency key was used with another request").
+	c.repeated = true
+	e, _, err := read(ctx, kv, c)
+	if err == nil && e.Digest != c.digest {
+		return c, fault.New(fault.Conflict, fault.ReasonIdempotency, "this idempotency key was used with another request").
 			WithFields(map[string]string{"idempotency-key": "use a new key for a new request, or repeat the first one exactly"})
 	}
-	return nil
+	return c, err
+}
+
+// onceWait bounds what once does; the deadline of a call comes before it.
+const onceWait = 3 * time.Minute
+
+// once lets one caller at a time do what would be done twice otherwise, and gives its result to all who come with the same key
+// and request, during it or later. One that fails, or is killed, makes room for the next (at once, or after onceWait). Without
+// a key it just does it.
+func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (int64, error)) (int64, error) {
+	if c.name == "" {
+		return do(ctx)
+	}
+	kv, err := u.keys(ctx)
+	if err != nil {
+		return 0, err
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	var mine uint64
+	for mine == 0 {
+		e, revision, err := read(ctx, kv, c)
+		switch {
+		case err != nil:
+			return 0, err
+		case e.Result != nil:
+			return *e.Result, nil
+		case time.Now().UnixMilli() >= e.Until:
+			e.Until = time.Now().Add(onceWait).UnixMilli()
+			if mine, err = kv.Update(ctx, c.name, encode(e), revision); err == nil {
+				continue
+			}
+			mine = 0 // somebody was faster, or the bucket is out of reach, which the next read says
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, fault.New(fault.Unavailable, fault.ReasonConflict, "the first call with this idempotency key is still at work; repeat it").
+				WithRetry(time.Second).Because(ctx.Err())
+		}
+	}
+	bounded, cancel := context.WithTimeout(ctx, onceWait-time.Second)
+	defer cancel()
+	n, err := do(bounded)
+	done := entry{Digest: c.digest}
+	if err == nil {
+		done.Result = &n
+	}
+	// What came of it counts also when the caller has gone away.
+	record, cancelRecord := context.WithTimeout(context.WithoutCancel(ctx), outcomeWait)
+	defer cancelRecord()
+	if _, rerr := kv.Update(record, c.name, encode(done), mine); rerr != nil {
+		u.logger.WarnContext(ctx, "the result of an idempotent call is not recorded", "error", rerr)
+	}
+	return n, err
+}
+
+func encode(e entry) []byte {
+	b, _ := json.Marshal(e) // strings and numbers always marshal
+	return b
+}
+
+func read(ctx context.Context, kv jetstream.KeyValue, c claim) (entry, uint64, error) {
+	var e entry
+	stored, err := kv.Get(ctx, c.name)
+	if err == nil {
+		err = json.Unmarshal(stored.Value(), &e)
+	}
+	if err != nil {
+		return e, 0, unreachable(err)
+	}
+	return e, stored.Revision(), nil
+}
+
+// keys is the bucket of idempotency keys, opened once.
+func (u *UseCases) keys(ctx context.Context) (jetstream.KeyValue, error) {
+	if kv := u.idem.Load(); kv != nil {
+		return *kv, nil
+	}
+	kv, err := u.js.KeyValue(ctx, topology.BucketIdem)
+	if err != nil {
+		return nil, unreachable(err)
+	}
+	u.idem.Store(&kv)
+	return kv, nil
 }
 
 // checkKey: 1 to 200 printable ASCII characters without spaces.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,6 +23,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
 
 // Log is the event log with the search that development mode needs.
@@ -53,6 +55,8 @@ type Limits struct {
 	DestroyWait time.Duration
 	// DisconnectGrace is how long a command goes on after its last reader went away.
 	DisconnectGrace time.Duration
+	// Heartbeat is the longest silence on a stream.
+	Heartbeat time.Duration
 }
 
 // UseCases is the gateway's behaviour.
@@ -65,6 +69,8 @@ type UseCases struct {
 	logger *slog.Logger
 	// base outlives single calls: work that must go on after a caller left hangs on it.
 	base context.Context
+	// idem is the bucket of idempotency keys, once it has been opened.
+	idem atomic.Pointer[jetstream.KeyValue]
 }
 
 // New puts the use cases together. base ends when the gateway stops.
@@ -135,12 +141,7 @@ func (u *UseCases) waitReady(ctx context.Context, s sandbox.Sandbox) (sandbox.Sa
 func (u *UseCases) await(ctx context.Context, s sandbox.Sandbox, done func(sandbox.Sandbox) (bool, error)) (sandbox.Sandbox, error) {
 	agg := subject.Sandbox(s.Tenant, s.ID)
 	wake := make(chan struct{}, 1)
-	sub, err := u.nc.Subscribe(subject.Live(agg.Subject()), func(*nats.Msg) {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	})
+	sub, err := u.nc.Subscribe(subject.Live(agg.Subject()), func(*nats.Msg) { poke(wake) })
 	if err != nil {
 		return s, unreachable(err)
 	}
@@ -148,9 +149,11 @@ func (u *UseCases) await(ctx context.Context, s sandbox.Sandbox, done func(sandb
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
 	for {
-		if s, err = u.load(ctx, agg); err != nil {
+		now, err := u.load(ctx, agg)
+		if err != nil {
 			return s, waited(ctx, s, err)
 		}
+		s = now
 		if ok, err := done(s); ok || err != nil {
 			return s, err
 		}
@@ -163,6 +166,14 @@ func (u *UseCases) await(ctx context.Context, s sandbox.Sandbox, done func(sandb
 	}
 }
 
+// poke wakes whoever waits for c, a channel with room for one.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
 func waited(ctx context.Context, s sandbox.Sandbox, err error) error {
 	if ctx.Err() == nil || !errors.Is(err, context.DeadlineExceeded) {
 		return err
@@ -170,46 +181,48 @@ func waited(ctx context.Context, s sandbox.Sandbox, err error) error {
 	return fault.Newf(fault.DeadlineExceeded, fault.ReasonTimeout, "the sandbox is still %s; ask again later", s.State).WithRetry(5 * time.Second)
 }
 
-func unreachable(err error) error {
-	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the event log cannot be reached; try again").WithRetry(time.Second).Because(err)
-}
+func unreachable(err error) error { return stored.Unreachable(err) }
 
-// order publishes a command. The message id is the command's, so a retry is one command; duplicate says that an earlier one
-// stands, whose outcome goes elsewhere.
-func (u *UseCases) order(ctx context.Context, subj, commandID string, command proto.Message) (duplicate bool, err error) {
+// order publishes a command. Publishing it again is the same command to whoever takes it, because its id is: the message id only
+// covers retries within this call, so that every caller gets an outcome of its own.
+func (u *UseCases) order(ctx context.Context, subj string, command proto.Message) (err error) {
 	data, err := proto.Marshal(command)
 	if err != nil {
-		return false, fault.From(err)
+		return fault.From(err)
 	}
 	ctx, end := span(ctx, "command.publish", subj, trace.SpanKindProducer)
 	defer func() { end(err) }()
 	m := nats.NewMsg(subj)
 	m.Data = data
 	telemetry.Inject(ctx, m.Header)
-	ack, err := u.js.PublishMsg(ctx, m, jetstream.WithMsgID(commandID), jetstream.WithRetryAttempts(3))
-	if err != nil {
-		return false, unreachable(err)
+	_, err = u.js.PublishMsg(ctx, m, jetstream.WithMsgID(ids.New()), jetstream.WithRetryAttempts(3))
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload):
+		return fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "the request is larger than this deployment can carry").Because(err)
+	case err != nil:
+		return unreachable(err)
 	}
-	return ack.Duplicate, nil
+	return nil
 }
 
 // nextMsg is (*nats.Subscription).NextMsgWithContext.
 type nextMsg func(context.Context) (*nats.Msg, error)
 
-// outcome waits for the answer to a command until ctx ends. ok is false where none came.
-func outcome(ctx context.Context, next nextMsg) (o *commandsv1.Outcome, ok bool, err error) {
+// outcome waits for the answer to a command until ctx ends: the refusal, or nil. answered is false where none came, which says
+// nothing: the log knows.
+func outcome(ctx context.Context, next nextMsg) (answered bool, err error) {
 	m, err := next(ctx)
 	if err != nil {
-		return nil, false, nil //nolint:nilerr // no answer is an answer: the log knows
+		return false, nil //nolint:nilerr // see above
 	}
-	o = &commandsv1.Outcome{}
+	o := &commandsv1.Outcome{}
 	if err := proto.Unmarshal(m.Data, o); err != nil {
-		return nil, false, fault.From(err)
+		return false, fault.From(err)
 	}
 	if o.GetError() != nil {
-		return o, true, fault.FromDetail(o.GetError())
+		return true, fault.FromDetail(o.GetError())
 	}
-	return o, true, nil
+	return true, nil
 }
 
 func (u *UseCases) inbox() (*nats.Subscription, error) {
@@ -221,11 +234,3 @@ func (u *UseCases) inbox() (*nats.Subscription, error) {
 }
 
 func now() *timestamppb.Timestamp { return timestamppb.New(time.Now().UTC()) }
-
-// commandID is derived where the caller gave a key, so that its retries are one command.
-func commandID(kind, tenant, key string) string {
-	if key == "" {
-		return ids.New()
-	}
-	return ids.Derive("command", kind, tenant, key)
-}
