@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -64,12 +65,12 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 	return s
 }
 
-// Respawn starts a service that was ended again, with the same flags, and returns once its listeners answer.
-func (s *Stack) Respawn(name string) {
+// Respawn starts a service that was ended again, with its flags and those given, and returns once its listeners answer.
+func (s *Stack) Respawn(name string, flags ...string) {
 	s.t.Helper()
 	old := s.procs[name]
 	<-old.done
-	s.spawn(name, old.cmd.Path, old.args...)
+	s.spawn(name, old.cmd.Path, append(slices.Clone(old.args), flags...)...)
 	switch name {
 	case "gateway":
 		s.wait(name, func() error { return isReady(s.HTTP) })

@@ -57,6 +57,13 @@ var build struct {
 	err error
 }
 
+// seed is a state in which the image is unpacked.
+var seed struct {
+	sync.Once
+	dir string
+	err error
+}
+
 // Root is the top of the source tree.
 func Root(t testing.TB) string {
 	t.Helper()
@@ -138,14 +145,30 @@ func or(s, otherwise string) string {
 	return s
 }
 
-// stateDir is short: the paths below it are long enough.
+// stateDir makes a state directory that has the image unpacked. It is short: the paths below it are long enough.
 func stateDir(t *testing.T) string {
 	t.Helper()
+	seed.Do(func() {
+		if seed.dir, seed.err = os.MkdirTemp("", "sandtrail-e2e-"); seed.err != nil {
+			return
+		}
+		out, err := exec.Command(filepath.Join(Bin(t), "sandtrail"), "up", "--prepare-only", "--state", seed.dir).CombinedOutput()
+		if err != nil {
+			seed.err = fmt.Errorf("sandtrail up --prepare-only: %w\n%s", err, out)
+		}
+	})
+	require.NoError(t, seed.err)
 	dir, err := os.MkdirTemp("", "sandtrail-e2e-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	// Links, not copies: what is unpacked is only read.
+	out, err := exec.Command("cp", "-al", filepath.Join(seed.dir, "images"), dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
 	return dir
 }
+
+// Clean removes what all tests of a process share. Call it after the last one.
+func Clean() error { return os.RemoveAll(seed.dir) }
 
 func freePort(t *testing.T) string {
 	t.Helper()
