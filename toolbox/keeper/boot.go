@@ -27,7 +27,7 @@ const (
 	// hostTasks is the host's bound for a sandbox without processes. In peace it has about 30 and
 	// two more for each process of the guest, in a storm of forks far more, and a sentry that reaches the bound dies.
 	hostTasks = 256
-	// bootTimeout bounds each step of a start that waits for another process.
+	// bootTimeout bounds a start where the description does not.
 	bootTimeout = 30 * time.Second
 )
 
@@ -62,11 +62,31 @@ func (b *sandbox) phase(name string) {
 // boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
 func boot(ctx context.Context, s launch.Spec) (*sandbox, error) {
 	b := &sandbox{spec: s, children: sentry.NewReaper(), gone: make(chan struct{}), mark: time.Now()}
+	limit := bootTimeout
+	if s.StartTimeoutMs > 0 {
+		limit = time.Duration(min(s.StartTimeoutMs, maxTimeout)) * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSlowStart)
+	defer cancel()
 	err := b.start(ctx)
 	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = fmt.Errorf("%w behind step %q: %w", cause, b.step(), err)
+		}
 		return nil, errors.Join(err, b.destroy(), os.RemoveAll(b.path("execs")))
 	}
 	return b, nil
+}
+
+// errSlowStart: the time of the whole start is over.
+var errSlowStart = errors.New("the sandbox did not start in time")
+
+// step is the last that was done.
+func (b *sandbox) step() string {
+	if n := len(b.phases); n > 0 {
+		return b.phases[n-1].Name
+	}
+	return "none"
 }
 
 func (b *sandbox) start(ctx context.Context) error {
@@ -99,7 +119,8 @@ func (b *sandbox) start(ctx context.Context) error {
 		return fmt.Errorf("first exec: %w", err)
 	}
 	b.phase("probe")
-	if err := b.link.ready(bootTimeout); err != nil {
+	until, _ := ctx.Deadline()
+	if err := b.link.ready(time.Until(until)); err != nil {
 		return fmt.Errorf("wait for init: %w", err)
 	}
 	b.phase("init")
@@ -171,8 +192,6 @@ func (b *sandbox) makeGroup() error {
 
 // run starts the sentry inside the cgroup.
 func (b *sandbox) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
-	defer cancel()
 	root, err := os.Open(b.inner("runsc"))
 	if err != nil {
 		return fmt.Errorf("open runsc root: %w", err)
@@ -186,7 +205,7 @@ func (b *sandbox) run(ctx context.Context) error {
 	defer closeAll(stdio[:])
 	args := append([]string{"enter"}, b.group.Procs()...)
 	args = append(args, "--", b.spec.Runsc)
-	args = append(args, b.flags()...)
+	args = append(args, b.flags(b.inner("runsc.log"))...)
 	args = append(args, "--platform", "systrap", "--network", "none", "--host-uds", "none",
 		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), max(b.spec.OverlayBytes, 1<<20)),
 		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
@@ -203,9 +222,9 @@ func (b *sandbox) run(ctx context.Context) error {
 	return nil
 }
 
-// flags are those of every call of runsc.
-func (b *sandbox) flags() []string {
-	return []string{"--root", b.inner("runsc"), "--log", b.inner("runsc.log"), "--ignore-cgroups"}
+// flags are those of every call of runsc. What goes on being written must not fill the desk.
+func (b *sandbox) flags(log string) []string {
+	return []string{"--root", b.inner("runsc"), "--log", log, "--ignore-cgroups"}
 }
 
 // diagnosis is the end of runsc's log, for ours.
@@ -268,7 +287,7 @@ func (b *sandbox) takeControl(ctx context.Context) error {
 			return sentry.New(b.spec.RuntimeID, sentry.Dialer(b.runscRoot, b.spec.RuntimeID))
 		},
 		launch.ControlCommand: func() sentry.Control {
-			return sentry.NewCommand(b.spec.Runsc, b.flags(), b.spec.RuntimeID, b.desk, b.children)
+			return sentry.NewCommand(b.spec.Runsc, b.flags("/dev/null"), b.spec.RuntimeID, b.desk, b.children)
 		},
 	}
 	order := []string{launch.ControlSocket, launch.ControlCommand}

@@ -87,7 +87,11 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 	k, l, err := open(spec, version, log)
 	if err != nil {
 		log.Error("sandbox not started", "error", err)
-		return answer(out, launch.Result{Reason: "runtime_failed", Message: "the sandbox could not be started on this host"})
+		r := launch.Result{Reason: "runtime_failed", Message: "the sandbox could not be started on this host"}
+		if errors.Is(err, errSlowStart) {
+			r = launch.Result{Reason: "start_deadline", Message: errSlowStart.Error()}
+		}
+		return answer(out, r)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	k.stop = stop

@@ -176,3 +176,41 @@ func TestTermLeavesNothing(t *testing.T) {
 		require.Empty(t, left)
 	}
 }
+
+// Whoever started the keeper may be killed before it hears the result: the sandbox stays, for the next one to find.
+func TestNobodyHearsTheResult(t *testing.T) {
+	state := t.TempDir()
+	b := keepertest.Orphan(t, state, keepertest.Spec(t, state))
+	require.Eventually(t, func() bool {
+		h, err := b.Hello(t.Context(), &toolboxv1.Hello{})
+		return err == nil && h.Alive
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, "ok\n", b.Sh(t, "echo ok").Stdout)
+}
+
+// stuck is a runsc that hangs, or one whose sentry does.
+var stuck = map[string]string{
+	"runsc":  "sleep 601 & sleep 602",
+	"sentry": `"$RUNSC" "$@" && kill -STOP $(cat /mnt/sentry.pid)`,
+}
+
+func TestHangingStartEnds(t *testing.T) {
+	for name, script := range stuck {
+		t.Run(name, func(t *testing.T) {
+			state := t.TempDir()
+			spec := keepertest.Spec(t, state)
+			wrapper := filepath.Join(t.TempDir(), "runsc")
+			require.NoError(t, os.WriteFile(wrapper, []byte("#!/bin/sh\nRUNSC="+spec.Runsc+"\n"+script+"\n"), 0o755)) //nolint:gosec // a program
+			spec.Runsc, spec.StartTimeoutMs = wrapper, 1500
+			began := time.Now()
+			b := keepertest.Launch(t, state, spec)
+			require.False(t, b.Result.OK)
+			require.Equal(t, "start_deadline", b.Result.Reason)
+			require.Less(t, time.Since(began), 10*time.Second)
+			b.Wait(t)
+			t.Logf("%s", b.Log)
+			clean(t, b)
+			noGroup(t, b)
+		})
+	}
+}

@@ -37,6 +37,8 @@ type Spec struct {
 	MaxExecs   uint32 `json:"max_execs"`
 	OutputCap  uint64 `json:"output_cap"`
 	SpoolBytes uint64 `json:"spool_bytes"`
+	// StartTimeoutMs bounds the whole start; 0: 30 s. Over it the keeper removes what it made and answers start_deadline.
+	StartTimeoutMs uint64 `json:"start_timeout_ms,omitempty"`
 	// Control is the way to run programs: ControlSocket or ControlCommand; empty: the first that works, in this order.
 	Control string `json:"control,omitempty"`
 	// Cgroup is the name of the sandbox's cgroup below the caller's own, e.g. sandtrail/<runtime id>.

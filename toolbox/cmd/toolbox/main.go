@@ -19,7 +19,7 @@ func main() {
 	}
 	switch os.Args[1] {
 	case "keeper":
-		log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+		log := slog.New(slog.NewJSONHandler(keeper.NewLog(os.Stderr), nil))
 		os.Exit(keeper.Main(os.Stdin, os.Stdout, version, log))
 	case "init":
 		if err := guest.Init(os.Stdin, os.Stdout); err != nil {

@@ -78,24 +78,42 @@ func Start(t testing.TB, change ...func(*launch.Spec)) *Box {
 // Launch starts a keeper and waits for its result, good or bad.
 func Launch(t testing.TB, state string, spec launch.Spec) *Box {
 	t.Helper()
+	answer, out, err := os.Pipe()
+	require.NoError(t, err)
+	defer answer.Close()
+	b := begin(t, state, spec, out)
+	line, err := io.ReadAll(answer)
+	require.NoError(t, err)
+	if err := json.Unmarshal(line, &b.Result); err != nil {
+		b.Wait(t)
+		t.Fatalf("no result: %q\n%s", line, b.Log)
+	}
+	return b
+}
+
+// Orphan starts a keeper whose starter is gone before it can hear the result.
+func Orphan(t testing.TB, state string, spec launch.Spec) *Box {
+	t.Helper()
+	answer, out, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, answer.Close())
+	return begin(t, state, spec, out)
+}
+
+// begin closes out.
+func begin(t testing.TB, state string, spec launch.Spec, out *os.File) *Box {
+	t.Helper()
 	b := &Box{Spec: spec, State: state, Log: &bytes.Buffer{}, ended: make(chan struct{})}
 	input, err := json.Marshal(spec)
 	require.NoError(t, err)
 	b.cmd = exec.Command(spec.Toolbox, "keeper")
 	b.cmd.Stdin = bytes.NewReader(input)
-	b.cmd.Stderr = b.Log
+	b.cmd.Stdout, b.cmd.Stderr = out, b.Log
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWNS}
-	out, err := b.cmd.StdoutPipe()
-	require.NoError(t, err)
 	require.NoError(t, b.cmd.Start())
-	line, err := io.ReadAll(out)
-	require.NoError(t, err)
+	require.NoError(t, out.Close())
 	go func() { _ = b.cmd.Wait(); close(b.ended) }()
 	t.Cleanup(func() { b.stop(t) })
-	if err := json.Unmarshal(line, &b.Result); err != nil {
-		b.Wait(t)
-		t.Fatalf("no result: %q\n%s", line, b.Log)
-	}
 	b.Client = client.New(client.KeeperDialer(state, spec.SandboxID), "")
 	return b
 }

@@ -108,6 +108,9 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, img image.Image, 
 	}
 	if !result.OK {
 		reason := or(fault.Reason(result.Reason), fault.ReasonRuntimeFailed)
+		if reason == fault.ReasonStartDeadline {
+			return launch.Result{}, startDeadline(errors.New(d.keeperLog(spec.ID)))
+		}
 		return launch.Result{}, fault.New(fault.Internal, reason, or(result.Message, "the sandbox could not be started on this host")).Because(errors.New(d.keeperLog(spec.ID)))
 	}
 	return result, nil
@@ -121,7 +124,9 @@ func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec
 		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase,
 		CPUMillis: or(s.CPUMillis, DefaultCPUMillis), MemoryBytes: or(s.MemoryBytes, DefaultMemoryBytes), PIDs: or(s.PIDs, DefaultPIDs),
 		OpenFiles: d.o.OpenFiles, MaxExecs: d.o.MaxExecs, OutputCap: d.o.OutputCap, SpoolBytes: d.o.SpoolBytes,
-		Control: d.o.Control, Cgroup: d.cgroupName(s.ID),
+		// A keeper that gives up itself knows what hung and leaves nothing; it needs a moment for that.
+		StartTimeoutMs: uint64((d.o.StartTimeout * 3 / 4).Milliseconds()), //nolint:gosec // a timeout is positive
+		Control:        d.o.Control, Cgroup: d.cgroupName(s.ID),
 	}
 }
 

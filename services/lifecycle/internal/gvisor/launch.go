@@ -70,7 +70,11 @@ func readAnswer(ctx context.Context, from *os.File) (launch.Result, error) {
 	case err == nil:
 		return r, nil
 	case ctx.Err() != nil:
-		return r, fault.New(fault.DeadlineExceeded, fault.ReasonStartDeadline, "the sandbox did not start in time").WithRetry(time.Second).Because(ctx.Err())
+		return r, startDeadline(ctx.Err())
 	}
 	return r, runtimeFault("the keeper ended before the sandbox was ready", err)
+}
+
+func startDeadline(cause error) error {
+	return fault.New(fault.DeadlineExceeded, fault.ReasonStartDeadline, "the sandbox did not start in time").WithRetry(time.Second).Because(cause)
 }
