@@ -36,7 +36,7 @@ func (a *App) settle(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("make the settling router: %w", err), sub.Close())
 	}
 	router.AddMiddleware(middleware.Recoverer)
-	router.AddNoPublisherHandler("settle", settleTopic, sub, a.settleOne)
+	router.AddConsumerHandler("settle", settleTopic, sub, a.settleOne)
 	err = router.Run(ctx)
 	return errors.Join(err, sub.Close())
 }

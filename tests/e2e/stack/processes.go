@@ -48,7 +48,7 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 		"gc":        {},
 	}
 	for _, name := range Services {
-		args := append(flags[name], "--nats", s.NATS, "--log-level", "warn")
+		args := slices.Concat(flags[name], []string{"--nats", s.NATS, "--log-level", "warn"})
 		for _, e := range extra {
 			args = append(args, e[name]...)
 		}

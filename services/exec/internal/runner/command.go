@@ -58,12 +58,13 @@ func (r *Runner) handleStart(ctx context.Context, agg subject.Aggregate, cmd *co
 	if err != nil {
 		return r.answer(ctx, cmd, 0, err)
 	}
-	if fresh {
+	switch {
+	case fresh:
 		// The run outlives this delivery, its trace goes on.
 		go x.supervise(context.WithoutCancel(ctx), cmd)
-	} else if x.commandID != cmd.GetCommandId() {
+	case x.commandID != cmd.GetCommandId():
 		return r.answer(ctx, cmd, 0, fault.Newf(fault.Conflict, fault.ReasonExecExists, "exec %s exists already", agg.ID))
-	} else {
+	default:
 		x.offer(cmd)
 	}
 	select {

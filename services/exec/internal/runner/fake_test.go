@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -133,7 +134,7 @@ func (k *keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartR
 	go func() {
 		defer close(p.done)
 		p.end = k.program(ctx, p)
-		if why, ok := context.Cause(ctx).(killed); ok {
+		if why := (killed{}); errors.As(context.Cause(ctx), &why) {
 			p.end = &toolboxv1.End{Signal: 15, Reason: why.reason}
 		}
 		p.spool.End()
@@ -157,7 +158,7 @@ func (k *keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 	buf := make([]byte, 64<<10)
 	for {
 		piece, err := reader.Next(ctx, buf)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			<-p.done
 			return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: p.end}})
 		}

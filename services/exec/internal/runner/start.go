@@ -19,14 +19,14 @@ import (
 // callTimeout bounds one call of a toolbox on the same host.
 const callTimeout = 10 * time.Second
 
-func (r *Runner) hello(ctx context.Context, box string) (*toolboxv1.HelloReply, error) {
+func (r *Runner) hello(ctx context.Context, box string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	h, err := r.deps.Toolbox(box).Hello(ctx, &toolboxv1.Hello{})
 	if err == nil && !h.GetAlive() {
-		return h, errNotAlive
+		return errNotAlive
 	}
-	return h, err
+	return err
 }
 
 var errNotAlive = errors.New("the sandbox has ended")
@@ -35,7 +35,7 @@ var errNotAlive = errors.New("the sandbox has ended")
 // another worker.
 func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, error) {
 	if r.ready.worker(box) == r.cfg.Worker {
-		if _, err := r.hello(ctx, box.ID); err == nil {
+		if err := r.hello(ctx, box.ID); err == nil {
 			return true, nil
 		}
 		r.ready.forget(box)
@@ -56,7 +56,7 @@ func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, err
 	case s.State != sandbox.Ready:
 		return false, nil
 	}
-	_, err = r.hello(ctx, box.ID)
+	err = r.hello(ctx, box.ID)
 	return err == nil, ctx.Err()
 }
 
@@ -245,7 +245,7 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 	if err == nil && (s.State == sandbox.Failed || !s.Exists()) {
 		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox ended and the end of the command was not seen")
 	}
-	if _, err := x.r.hello(ctx, x.agg.Sandbox); err == nil {
+	if err := x.r.hello(ctx, x.agg.Sandbox); err == nil {
 		// It answers again; only silence counts.
 		o.since = time.Now()
 	}

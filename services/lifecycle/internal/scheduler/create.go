@@ -140,7 +140,7 @@ func (s *Scheduler) takeOfTenant(ctx context.Context, tenant, id string) error {
 		return nil
 	}
 	err := s.places.Take(ctx, OfTenant(tenant), tenant, id, s.cfg.MaxPerTenant)
-	var full *ErrFull
+	var full *FullError
 	if errors.As(err, &full) {
 		return fault.Newf(fault.ResourceExhausted, fault.ReasonQuota,
 			"tenant %s is at its limit of %d sandboxes (max_sandboxes_per_tenant); destroy one of them first: %s",
@@ -170,7 +170,7 @@ func (s *Scheduler) takeOfWorker(ctx context.Context, tenant, id string, fit []*
 	total := 0
 	for _, c := range candidates {
 		err := s.places.Take(ctx, OfWorker(c.GetWorker()), tenant, id, int(c.GetMaxSandboxes()))
-		var full *ErrFull
+		var full *FullError
 		if errors.As(err, &full) {
 			total += full.Limit
 			continue

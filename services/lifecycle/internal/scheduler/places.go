@@ -44,13 +44,13 @@ type Holder struct {
 	Since int64 `json:"s"`
 }
 
-// ErrFull says who holds the places.
-type ErrFull struct {
+// FullError says who holds the places.
+type FullError struct {
 	Limit   int
 	Holders []string
 }
 
-func (e *ErrFull) Error() string { return fmt.Sprintf("all %d places are taken", e.Limit) }
+func (e *FullError) Error() string { return fmt.Sprintf("all %d places are taken", e.Limit) }
 
 // casAttempts bounds the races lost against other processes before the caller is told to try again.
 const casAttempts = 50
@@ -70,14 +70,14 @@ func OfWorker(worker string) string { return "worker." + worker }
 // OfTenant is the key of a tenant's places.
 func OfTenant(tenant string) string { return "tenant." + tenant }
 
-// Take takes a place for a sandbox, or gives *ErrFull. A sandbox that has one already keeps it.
+// Take takes a place for a sandbox, or gives *FullError. A sandbox that has one already keeps it.
 func (p *Places) Take(ctx context.Context, key, tenant, id string, limit int) error {
 	return p.change(ctx, key, func(h map[string]Holder) (bool, error) {
 		if _, ok := h[id]; ok {
 			return false, nil
 		}
 		if len(h) >= limit {
-			return false, &ErrFull{Limit: limit, Holders: slices.Sorted(maps.Keys(h))}
+			return false, &FullError{Limit: limit, Holders: slices.Sorted(maps.Keys(h))}
 		}
 		h[id] = Holder{Tenant: tenant, Since: p.now().Unix()}
 		return true, nil

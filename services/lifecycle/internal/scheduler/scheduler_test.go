@@ -195,7 +195,7 @@ func TestPlacesAreExactOverManyCounters(t *testing.T) {
 			wg.Go(func() {
 				for {
 					err := p.Take(context.WithoutCancel(t.Context()), "worker.w", tenant, ids.New(), limit)
-					var full *scheduler.ErrFull
+					var full *scheduler.FullError
 					switch {
 					case err == nil:
 						got.Add(1)
