@@ -218,7 +218,7 @@ func durable(stream, name, about string, maxAckPending int, filters ...string) c
 func consumers() []consumer {
 	return []consumer{
 		durable(StreamCommands, ConsumerScheduler, "Decides what happens to sandboxes", 256, subject.SandboxCommands()),
-		durable(StreamEvents, ConsumerUsage, "Projects facts into ClickHouse", 20_000,
+		durable(StreamEvents, ConsumerUsage, "Projects facts into ClickHouse", 40_000,
 			subject.AllExecs(), subject.AllSandboxes(), subject.AllWorkspaces()),
 		durable(StreamEvents, ConsumerSettle, "Settles the execs of sandboxes that are gone", 256, subject.AllSandboxes()),
 		durable(StreamEvents, ConsumerGC, "Removes what is over", 256, subject.AllSandboxes(), subject.AllWorkspaces()),

@@ -2,55 +2,41 @@ package project
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/sandtrail/sandtrail/libs/envelope"
-	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/dlq"
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 const service = "usage"
 
-// unusable is an event that can never become a row.
-type unusable struct{ err error }
+// unusable is an event that can never become a row. The sentence is safe to show; what is behind it may quote the event.
+type unusable struct {
+	sentence string
+	cause    error
+}
 
-func (u *unusable) Error() string { return u.err.Error() }
+func (u *unusable) Error() string { return u.sentence }
 
-// bury stores the message among the dead letters and then ends its delivery. Done again it stores nothing twice: the id is
-// derived from where the event stands in the log.
-func (p *Projector) bury(ctx context.Context, m jetstream.Msg, why *unusable) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return fmt.Errorf("dead letter: %w", err)
-	}
-	seq := strconv.FormatUint(meta.Sequence.Stream, 10)
-	letter := nats.NewMsg(subject.DeadLetter(service, topology.ConsumerUsage, m.Subject()))
-	letter.Data = m.Data()
-	for k, v := range m.Headers() {
-		letter.Header[k] = v
-	}
-	letter.Header.Set("Sandtrail-Dead-Id", m.Headers().Get(envelope.HeaderID))
-	letter.Header.Set("Sandtrail-Dead-Reason", why.Error())
-	letter.Header.Set("Sandtrail-Dead-Stream", topology.StreamEvents)
-	letter.Header.Set("Sandtrail-Dead-Seq", seq)
-	letter.Header.Set(envelope.HeaderID, "dlq-"+topology.ConsumerUsage+"-"+p.incarnation+"-"+seq)
-	for _, k := range []string{
-		jetstream.ExpectedLastSeqHeader, jetstream.ExpectedLastSubjSeqHeader, jetstream.ExpectedLastMsgIDHeader, jetstream.ExpectedStreamHeader,
-		"Nats-Expected-Last-Subject-Sequence-Subject", "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit",
-	} {
-		letter.Header.Del(k)
-	}
-	if _, err := p.js.PublishMsg(ctx, letter); err != nil {
-		return fmt.Errorf("store dead letter: %w", err)
+func (u *unusable) Unwrap() error { return u.cause }
+
+// bury stores the message among the dead letters and then ends its delivery. Done again it makes the same letter.
+func (p *Projector) bury(ctx context.Context, i *item, why *unusable) error {
+	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+	defer cancel()
+	seq := i.meta.Sequence.Stream
+	if err := dlq.Store(ctx, p.js, dlq.Info{
+		Service: service, Consumer: topology.ConsumerUsage, Reason: "poison", Attempts: int(i.meta.NumDelivered), //nolint:gosec // a count
+		Stream: topology.StreamEvents, Seq: seq, Subject: i.msg.Subject(), Code: string(fault.InvalidArgument),
+		FaultReason: string(fault.ReasonValidation), Error: why.sentence, Stored: i.meta.Timestamp, Died: time.Now(),
+	}, i.msg.Headers(), i.msg.Data()); err != nil {
+		return err
 	}
 	p.metrics.dead.Inc()
-	p.log.Error("event went to the dead letters", "seq", meta.Sequence.Stream, "subject", m.Subject(), "reason", why.Error())
-	if err := m.TermWithReason("unusable event"); err != nil {
-		p.log.Warn("cannot end the delivery of a dead letter", "seq", meta.Sequence.Stream, "error", err)
+	p.log.Error("event went to the dead letters", "seq", seq, "subject", i.msg.Subject(), "reason", why.sentence)
+	if err := i.msg.TermWithReason("unusable event"); err != nil {
+		p.log.Warn("cannot end the delivery of a dead letter", "seq", seq, "error", err)
 	}
 	return nil
 }

@@ -1,10 +1,10 @@
 package project
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -27,18 +27,14 @@ var (
 	latest   = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// costs reports whether an event makes a row.
-func costs(e envelope.Recorded) bool {
-	switch e.Body.(type) {
-	case *eventsv1.ExecCompleted, *eventsv1.ExecLost,
-		*eventsv1.SandboxReady, *eventsv1.SandboxUsageSampled, *eventsv1.SandboxStopped, *eventsv1.SandboxFailed, *eventsv1.SandboxDestroyed:
-		return true
-	}
-	return false
+// costing are the events that make a row.
+var costing = []proto.Message{
+	&eventsv1.ExecCompleted{}, &eventsv1.ExecLost{},
+	&eventsv1.SandboxReady{}, &eventsv1.SandboxUsageSampled{}, &eventsv1.SandboxStopped{}, &eventsv1.SandboxFailed{}, &eventsv1.SandboxDestroyed{},
 }
 
-// Map makes the row of an event that costs something. The same event and owner make the same row. An error means that the event can
-// never become one: an id that is none, a tenant that is not the subject's.
+// Map makes the row of an event that costs something. The same event and owner make the same row. An error is an *unusable: an id
+// that is none, a tenant that is not the subject's.
 //
 // An exec has one row, under its usage_event_id. A sandbox has one row over its whole life, under ids.Usage of its own id: its
 // facts are cumulative and the latest one stands.
@@ -47,17 +43,17 @@ func Map(e envelope.Recorded, agg subject.Aggregate, o Owner) (clickhouse.Row, e
 		Tenant: agg.Tenant, Session: o.Session, Org: o.Org, OccurredAt: e.Time.UTC(), Seq: e.Seq, Schema: schemaVersion,
 	}
 	if e.Tenant != "" && e.Tenant != agg.Tenant {
-		return row, fmt.Errorf("event %d: tenant of the header is not that of the subject", e.Seq)
+		return row, &unusable{"the tenant of its header is not that of its subject", nil}
 	}
 	if e.Time.Before(earliest) || e.Time.After(latest) {
-		return row, fmt.Errorf("event %d: time %s is out of bounds", e.Seq, e.Time)
+		return row, &unusable{"its time is out of bounds", nil}
 	}
 	var err error
 	if row.EventID, err = uuid.Parse(e.ID); err != nil {
-		return row, fmt.Errorf("event %d: id: %w", e.Seq, err)
+		return row, &unusable{"its id is not a UUID", err}
 	}
 	if row.Sandbox, err = uuid.Parse(agg.Sandbox); err != nil {
-		return row, fmt.Errorf("event %d: sandbox id: %w", e.Seq, err)
+		return row, &unusable{"its sandbox id is not a UUID", err}
 	}
 	if agg.Kind == subject.KindExec {
 		return mapExec(row, e, agg)
@@ -69,7 +65,7 @@ func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (cl
 	row.Type = clickhouse.ExecCommand
 	var err error
 	if row.Exec, err = uuid.Parse(agg.ID); err != nil {
-		return row, fmt.Errorf("event %d: exec id: %w", e.Seq, err)
+		return row, &unusable{"its exec id is not a UUID", err}
 	}
 	var usageID, session string
 	switch b := e.Body.(type) {
@@ -86,7 +82,7 @@ func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (cl
 		setUsage(&row, b.GetUsage())
 		usageID, session = b.GetUsageEventId(), b.GetSessionId()
 	default:
-		return row, fmt.Errorf("event %d: %s on the subject of an exec", e.Seq, e.Type)
+		return row, &unusable{"it stands on the subject of an exec and is not of one", nil}
 	}
 	if session != "" {
 		row.Session = session
@@ -95,7 +91,7 @@ func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (cl
 		usageID = ids.Usage(e.ID)
 	}
 	if row.ID, err = uuid.Parse(usageID); err != nil {
-		return row, fmt.Errorf("event %d: usage event id: %w", e.Seq, err)
+		return row, &unusable{"its usage event id is not a UUID", err}
 	}
 	return row, nil
 }
@@ -119,7 +115,7 @@ func mapSandbox(row clickhouse.Row, e envelope.Recorded) (clickhouse.Row, error)
 		row.Outcome, row.Reason, row.WallMillis = "destroyed", b.GetReason(), b.GetUptimeMs()
 		setUsage(&row, b.GetUsage())
 	default:
-		return row, fmt.Errorf("event %d: %s on the subject of a sandbox", e.Seq, e.Type)
+		return row, &unusable{"it stands on the subject of a sandbox and is not of one", nil}
 	}
 	return row, nil
 }

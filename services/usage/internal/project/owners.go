@@ -20,39 +20,38 @@ const ownersKept = 32_768
 // older one goes when the younger is full.
 type owners struct {
 	stream       jetstream.Stream
-	young, older map[string]Owner
+	young, older map[sandbox]Owner
 }
+
+type sandbox struct{ tenant, id string }
 
 func newOwners(s jetstream.Stream) *owners {
-	return &owners{stream: s, young: map[string]Owner{}}
+	return &owners{stream: s, young: map[sandbox]Owner{}}
 }
 
-func (o *owners) put(subj string, v Owner) {
+func (o *owners) put(agg subject.Aggregate, v Owner) { o.keep(sandbox{agg.Tenant, agg.Sandbox}, v) }
+
+func (o *owners) keep(k sandbox, v Owner) {
 	if len(o.young) >= ownersKept {
-		o.older, o.young = o.young, make(map[string]Owner, ownersKept)
+		o.older, o.young = o.young, make(map[sandbox]Owner, ownersKept)
 	}
-	o.young[subj] = v
-}
-
-// see learns from an event that passes by.
-func (o *owners) see(e envelope.Recorded) {
-	if b, ok := e.Body.(*eventsv1.SandboxRequested); ok {
-		o.put(e.Subject, Owner{Session: b.GetSessionId(), Org: b.GetOrgId()})
-	}
+	o.young[k] = v
 }
 
 // of gives the owner of the aggregate's sandbox, from the first event of its history where it is not known. A sandbox without
 // a history has none.
 func (o *owners) of(ctx context.Context, agg subject.Aggregate) (Owner, error) {
-	subj := subject.Sandbox(agg.Tenant, agg.Sandbox).Subject()
-	if v, ok := o.young[subj]; ok {
+	k := sandbox{agg.Tenant, agg.Sandbox}
+	if v, ok := o.young[k]; ok {
 		return v, nil
 	}
-	if v, ok := o.older[subj]; ok {
-		o.put(subj, v)
+	if v, ok := o.older[k]; ok {
+		o.keep(k, v)
 		return v, nil
 	}
-	m, err := o.stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(subj))
+	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+	defer cancel()
+	m, err := o.stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(subject.Sandbox(agg.Tenant, agg.Sandbox).Subject()))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return Owner{}, nil
 	}
@@ -66,6 +65,6 @@ func (o *owners) of(ctx context.Context, agg subject.Aggregate) (Owner, error) {
 			v = Owner{Session: b.GetSessionId(), Org: b.GetOrgId()}
 		}
 	}
-	o.put(subj, v)
+	o.keep(k, v)
 	return v, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
@@ -142,27 +144,37 @@ func run(t testing.TB, js jetstream.JetStream, sink project.Sink) (stop func() e
 	return stop, metrics
 }
 
-// awaitDone waits until the consumer has nothing left.
+// awaitDone waits until the consumer has nothing left. A new event is pending only a moment after it was stored, so the last
+// one must have been delivered as well.
 func awaitDone(t testing.TB, js jetstream.JetStream) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		c, err := js.Consumer(context.Background(), topology.StreamEvents, topology.ConsumerUsage)
+		s, err := js.Stream(context.Background(), topology.StreamEvents)
+		if err != nil {
+			return false
+		}
+		c, err := s.Consumer(context.Background(), topology.ConsumerUsage)
 		if err != nil {
 			return false
 		}
 		i := c.CachedInfo()
-		return i.NumPending == 0 && i.NumAckPending == 0
+		return i.NumPending == 0 && i.NumAckPending == 0 && i.Delivered.Stream >= s.CachedInfo().State.LastSeq
 	}, patience, 20*time.Millisecond)
 }
 
 // again makes the consumer read the log from its first event, with a short time for acknowledgements.
 func again(t testing.TB, js jetstream.JetStream) {
 	t.Helper()
+	rewind(t, js, time.Second)
+}
+
+func rewind(t testing.TB, js jetstream.JetStream, ackWait time.Duration) {
+	t.Helper()
 	c, err := js.Consumer(t.Context(), topology.StreamEvents, topology.ConsumerUsage)
 	require.NoError(t, err)
 	cfg := c.CachedInfo().Config
 	require.NoError(t, js.DeleteConsumer(t.Context(), topology.StreamEvents, topology.ConsumerUsage))
-	cfg.AckWait = time.Second
+	cfg.AckWait = ackWait
 	_, err = js.CreateConsumer(t.Context(), topology.StreamEvents, cfg)
 	require.NoError(t, err)
 }
@@ -193,17 +205,18 @@ func TestTheQuickstartsQueryGivesTheOneRightRow(t *testing.T) {
 func TestARowIsReadableWithinTwoSeconds(t *testing.T) {
 	n, e := natstest.Start(t), enginetest.Start(t, "")
 	run(t, n.JS, enginetest.Open(t, e.URL()))
-	var worst time.Duration
-	for i := range 10 {
+	var took []time.Duration
+	for i := range 11 {
 		usage := ids.New()
 		publish(t, n.JS, message(t, subject.Exec("acme", ids.New(), ids.New()).Subject(), time.Now(), &eventsv1.ExecCompleted{UsageEventId: usage}))
 		stored := time.Now()
 		require.Eventually(t, func() bool {
 			return ask(t, e.HTTP(), "SELECT count() FROM agents.usage_events WHERE id = '"+usage+"'") == "1"
 		}, 2*time.Second, 5*time.Millisecond, "event %d", i)
-		worst = max(worst, time.Since(stored))
+		took = append(took, time.Since(stored))
 	}
-	t.Logf("worst of 10: %s", worst)
+	slices.Sort(took)
+	t.Logf("median of %d: %s, worst: %s", len(took), took[len(took)/2], took[len(took)-1])
 }
 
 func TestReplaysChangeNoTotal(t *testing.T) {
@@ -339,12 +352,16 @@ func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {
 	_, metrics := run(t, n.JS, enginetest.Open(t, e.URL()))
 	awaitDone(t, n.JS)
 	require.Equal(t, sum(1, 10), ask(t, e.HTTP(), totals))
-	dead, err := n.JS.Stream(t.Context(), topology.StreamDead)
+	letters, err := dlq.New(n.JS).List(t.Context(), dlq.Filter{Service: "usage", Consumer: topology.ConsumerUsage})
 	require.NoError(t, err)
-	require.EqualValues(t, 3, dead.CachedInfo().State.Msgs)
-	m, err := dead.GetLastMsgForSubject(t.Context(), subject.DeadLetter("usage", topology.ConsumerUsage, subj))
-	require.NoError(t, err)
-	require.NotEmpty(t, m.Header.Get("Sandtrail-Dead-Reason"))
+	require.Len(t, letters, 3)
+	for i, want := range []string{"it cannot be decoded", "the tenant of its header is not that of its subject", "it cannot be decoded"} {
+		l := letters[i]
+		require.Equal(t, want, l.Error)
+		require.Equal(t, fmt.Sprint("poison ", 1, topology.StreamEvents, i+1, subj), fmt.Sprint(l.Reason+" ", l.Attempts, l.Stream, l.Seq, l.Subject))
+		require.Equal(t, []nats.Header{broken.Header, stranger.Header, {}}[i].Get(envelope.HeaderID), l.MessageID)
+		require.NotZero(t, l.Stored)
+	}
 	require.InDelta(t, 3, value(t, metrics, "sandtrail_usage_dead_letters_total"), 0)
 	require.Positive(t, value(t, metrics, "sandtrail_usage_skipped_total"))
 }

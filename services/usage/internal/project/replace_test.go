@@ -1,0 +1,121 @@
+package project_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
+	"github.com/sandtrail/sandtrail/services/usage/internal/enginetest"
+	"github.com/sandtrail/sandtrail/services/usage/internal/project"
+)
+
+// older is a projector whose mapping was wrong: it put the rows into another session and month, and counted seconds.
+type older struct{ project.Sink }
+
+func (o *older) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
+	wrong := make([]clickhouse.Row, len(rows))
+	for i, r := range rows {
+		r.Session, r.OccurredAt, r.CPUMillis, r.Schema = "", r.OccurredAt.AddDate(0, -1, 0), r.CPUMillis/1000, 0
+		wrong[i] = r
+	}
+	return o.Sink.Insert(ctx, "0:"+token, wrong)
+}
+
+func TestACorrectedMappingReplacesTheRows(t *testing.T) {
+	n, e := natstest.Start(t), enginetest.Start(t, "")
+	c := enginetest.Open(t, e.URL())
+	for i := range 5 {
+		publish(t, n.JS, life(t, i, 30)...)
+	}
+	stop, _ := run(t, n.JS, &older{c})
+	awaitDone(t, n.JS)
+	require.NoError(t, stop())
+	require.NotEqual(t, sum(5, 30), ask(t, e.HTTP(), totals))
+
+	again(t, n.JS)
+	run(t, n.JS, c)
+	awaitDone(t, n.JS)
+	require.Equal(t, sum(5, 30), ask(t, e.HTTP(), totals))
+	require.Equal(t, "150\t150\t0", ask(t, e.HTTP(),
+		"SELECT count(), countIf(session_id LIKE 'session-%' AND schema_version = 1), countIf(occurred_at < '2026-05-31') FROM agents.usage_events"))
+}
+
+func TestASandboxThatLivesOverTheEndOfAMonthHasOneRow(t *testing.T) {
+	n, e := natstest.Start(t), enginetest.Start(t, "")
+	c := enginetest.Open(t, e.URL())
+	sandbox := ids.New()
+	subj := subject.Sandbox("acme", sandbox).Subject()
+	run(t, n.JS, c)
+	for i, want := range []string{"ready\t2026-05\t1", "ready\t2026-06\t2", "destroyed\t2026-07\t3"} {
+		at := time.Date(2026, time.Month(5+i), 28, 0, 0, 0, 0, time.UTC)
+		body := &eventsv1.SandboxUsageSampled{Usage: &commonv1.UsageMetrics{CpuMs: uint64(i) + 1}}
+		m := message(t, subj, at, body)
+		if i == 2 {
+			m = message(t, subj, at, &eventsv1.SandboxDestroyed{Usage: body.Usage})
+		}
+		// One insert each, so that each has a part in a partition of its own.
+		publish(t, n.JS, m)
+		awaitDone(t, n.JS)
+		require.Equal(t, want, ask(t, e.HTTP(),
+			"SELECT outcome, formatDateTime(occurred_at, '%Y-%m'), cpu_ms FROM agents.sandbox_usage"))
+	}
+	require.Equal(t, "3", ask(t, e.HTTP(), "SELECT uniqExact(_partition_id) FROM agents.usage_events_raw"), "nothing was tested")
+}
+
+func TestARestartOfTheBrokerLosesNothing(t *testing.T) {
+	n, e := natstest.Start(t), enginetest.Start(t, "")
+	again(t, n.JS)
+	run(t, n.JS, enginetest.Open(t, e.URL()))
+	for i := range 10 {
+		publish(t, n.JS, life(t, i, 30)...)
+	}
+	n.Restart()
+	publish(t, n.JS, life(t, 10, 30)...)
+	awaitDone(t, n.JS)
+	require.Equal(t, sum(11, 30), ask(t, e.HTTP(), totals))
+}
+
+// stuck never takes a row.
+type stuck struct{ entered chan struct{} }
+
+func (s *stuck) Insert(ctx context.Context, _ string, _ []clickhouse.Row) error {
+	select {
+	case s.entered <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestAProjectorThatEndsHandsItsEventsBackAtOnce(t *testing.T) {
+	n, e := natstest.Start(t), enginetest.Start(t, "")
+	for i := range 20 {
+		publish(t, n.JS, life(t, i, 30)...)
+	}
+	s := &stuck{entered: make(chan struct{}, 1)}
+	p, err := project.New(t.Context(), project.Config{JS: n.JS, Sink: s, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	<-s.entered
+	cancel()
+	require.NoError(t, <-ended)
+	// The consumer waits 30 s for acknowledgements; this is sooner.
+	run(t, n.JS, enginetest.Open(t, e.URL()))
+	begin := time.Now()
+	awaitDone(t, n.JS)
+	require.Less(t, time.Since(begin), 20*time.Second)
+	require.Equal(t, sum(20, 30), ask(t, e.HTTP(), totals))
+}
