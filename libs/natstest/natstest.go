@@ -102,6 +102,9 @@ func StartWith(t testing.TB, so natsserver.Options, to topology.Options) *Fixtur
 // Cluster starts three servers, each stream with three replicas. It takes a few seconds.
 func Cluster(t testing.TB) *Fixture {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: a cluster of three servers")
+	}
 	const n = 3
 	ports := freePorts(t, 2*n)
 	var routes []string

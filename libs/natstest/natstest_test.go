@@ -35,6 +35,9 @@ func TestRestartKeepsConnectionsAndURL(t *testing.T) {
 }
 
 func TestClusterRestarts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: a cluster of three servers")
+	}
 	f := natstest.Cluster(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -252,6 +252,9 @@ func TestRebuild(t *testing.T) {
 }
 
 func TestServerRestart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for a reconnect")
+	}
 	f := natstest.Start(t)
 	v := newView()
 	r, _ := run(t, f, v, projection.Options{})

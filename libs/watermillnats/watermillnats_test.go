@@ -16,6 +16,9 @@ import (
 )
 
 func TestWatermillSuite(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes many seconds")
+	}
 	f := natstest.Start(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

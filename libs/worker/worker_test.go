@@ -332,6 +332,9 @@ func TestShutdownDrainsAndBuriesNothing(t *testing.T) {
 }
 
 func TestServerRestartLosesNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for a reconnect")
+	}
 	b := newBench(t)
 	const n = 200
 	var mu sync.Mutex

@@ -51,6 +51,9 @@ type machine struct {
 }
 
 func TestAppendOverABadNetwork(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes most of a minute")
+	}
 	t.Run("one server", func(t *testing.T) { appendOverABadNetwork(t, natstest.Start(t)) })
 	t.Run("cluster", func(t *testing.T) { appendOverABadNetwork(t, natstest.Cluster(t)) })
 }

@@ -103,6 +103,9 @@ var (
 )
 
 func TestAProcessKilledAtAnyStepLeavesNothingBehind(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes many seconds")
+	}
 	w := newWorld(t)
 	for _, step := range createSteps {
 		id := ids.New()

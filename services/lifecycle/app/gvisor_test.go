@@ -21,6 +21,9 @@ import (
 
 // A whole life on the real thing: lifecycle is started again while the sandbox runs, and the sandbox's keeper is killed once.
 func TestARealSandboxOutlivesLifecycleAndIsFoundDeadWhenItDies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: real sandboxes")
+	}
 	w := newWorld(t)
 	cfg := w.config()
 	cfg.Driver.Cgroup = "sandtrail-app-test"

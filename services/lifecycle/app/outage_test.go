@@ -11,6 +11,9 @@ import (
 )
 
 func TestARestartOfTheBrokerLosesNothingThatWasAccepted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for a reconnect")
+	}
 	w := newWorld(t)
 	w.start()
 	var all []string

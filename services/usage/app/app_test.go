@@ -44,6 +44,9 @@ func TestValidateReportsEveryMistake(t *testing.T) {
 }
 
 func TestAnExecsRowIsAnsweredAsSoonAsItIsProjected(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: a real ClickHouse")
+	}
 	n := natstest.Start(t)
 	a, err := app.New(t.Context(), app.Config{Dir: t.TempDir(), NativePort: -1, HTTPPort: -1},
 		app.Deps{NC: n.NC, JS: n.JS, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), Progress: func(s string) { t.Log(s) }})

@@ -40,6 +40,9 @@ func Cache(t testing.TB) string {
 // Runsc is the gVisor binary: SANDTRAIL_RUNSC, or one in the cache, built there on first use, which takes minutes.
 func Runsc(t testing.TB) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: real sandboxes")
+	}
 	if path := os.Getenv("SANDTRAIL_RUNSC"); path != "" {
 		return path
 	}

@@ -326,6 +326,9 @@ func TestStreamWithoutAnEndIsNoEnd(t *testing.T) {
 }
 
 func TestStoppedServerHoldsTheProgramBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes many seconds")
+	}
 	js, srv := broker(t)
 	p := newProgram(2000, func() int { return 64 << 10 })
 	const limit = 1 << 20
@@ -347,6 +350,9 @@ func TestStoppedServerHoldsTheProgramBack(t *testing.T) {
 }
 
 func TestLargeOutputInFlatMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes many seconds")
+	}
 	js, _ := broker(t)
 	r := newRelay(t, js, Options{})
 	const total = 256 << 20

@@ -13,6 +13,9 @@ import (
 
 // TestImage builds the image through the cache that all tests share and checks what a sandbox depends on.
 func TestImage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: may build the image")
+	}
 	img, err := Build(t.Context(), Options{})
 	require.NoError(t, err)
 	config, err := img.ConfigFile()

@@ -65,6 +65,9 @@ type host struct {
 
 func newHost(t testing.TB, state string) *host {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: real sandboxes")
+	}
 	paths, err := programs()
 	require.NoError(t, err)
 	store, err := images()

@@ -10,6 +10,9 @@ import (
 )
 
 func TestChecksHoldWhereSandboxesRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: may build runsc")
+	}
 	path, err := prepare.Runsc(t.Context(), prepare.Options{})
 	require.NoError(t, err)
 	checks := Checks(t.Context(), Config{StateDir: t.TempDir(), Runsc: path})

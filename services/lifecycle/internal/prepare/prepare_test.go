@@ -14,6 +14,9 @@ import (
 
 // TestRunscRuns gets runsc through the cache that all tests share: minutes on a machine's first run, then one probe.
 func TestRunscRuns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: may build runsc")
+	}
 	t.Setenv("TMPDIR", t.TempDir())
 	var stages atomic.Int64
 	path, err := Runsc(t.Context(), Options{Progress: func(string, int64, int64, string) { stages.Add(1) }})

@@ -47,6 +47,9 @@ func parent(dir string) int {
 
 func library(t *testing.T) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: a real ClickHouse")
+	}
 	dir, err := engine.CacheDir()
 	require.NoError(t, err)
 	lib, err := engine.Prepare(t.Context(), dir, func(s string) { t.Log(s) })

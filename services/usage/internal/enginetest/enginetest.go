@@ -23,6 +23,9 @@ func Main(m *testing.M) {
 // Start starts an engine on any ports that ends with the test. dir may be empty.
 func Start(t testing.TB, dir string, ports ...int) *engine.Engine {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: a real ClickHouse")
+	}
 	cache, err := engine.CacheDir()
 	require.NoError(t, err)
 	lib, err := engine.Prepare(t.Context(), cache, func(s string) { t.Log(s) })
