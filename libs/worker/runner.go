@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
 	"sync"
@@ -227,7 +228,12 @@ func (r *runner) retry(d *delivery, err error) {
 	delay := r.delay(d.Attempt, err)
 	if sampled(d.Attempt) {
 		ctx := telemetry.Extract(r.ctx, d.Header)
-		r.cfg.Log.WarnContext(ctx, "handler failed; trying again", append(r.attrs(d), "in", delay.String(), "error", err)...)
+		level, asked := slog.LevelWarn, new(retryError)
+		if errors.As(err, &asked) {
+			// The handler wants to see the message again later: nothing has failed.
+			level = slog.LevelInfo
+		}
+		r.cfg.Log.Log(ctx, level, "a message comes again", append(r.attrs(d), "in", delay.String(), "error", err)...)
 	}
 	if err := r.newest(d).NakWithDelay(delay); err != nil {
 		r.cfg.Log.WarnContext(r.ctx, "cannot ask for a retry", append(r.attrs(d), "error", err)...)
