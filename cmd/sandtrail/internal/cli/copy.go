@@ -252,7 +252,7 @@ func (t *transfer) getTree(src place, local string) error {
 			return err
 		}
 		err := t.getFile(place{src.Sandbox, name}, root, rel, mode(e))
-		if fault.Is(fault.FromStatus(err), fault.ReasonPathNotFile) {
+		if client.Reason(err) == fault.ReasonPathNotFile {
 			t.skip(name, "it is no regular file")
 			return nil
 		}

@@ -78,7 +78,7 @@ func (x *Exec) Run(e *Env) error {
 		return err
 	}
 	out.check(end)
-	if end.GetMessage() != "" || end.GetCancelled() {
+	if !x.json() && (end.GetMessage() != "" || end.GetCancelled()) {
 		e.warn("%s", render.Clean(ending(end)))
 	}
 	return code(end)

@@ -126,6 +126,11 @@ func isServers(err error) bool {
 }
 
 func fromServer(err error) problem {
+	// Without what was wrapped around it the status has its own sentence.
+	var st interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &st) {
+		err = st.GRPCStatus().Err()
+	}
 	f := fault.FromStatus(err)
 	var own *fault.Error
 	if errors.As(err, &own) {
@@ -137,6 +142,10 @@ func fromServer(err error) problem {
 	p := problem{
 		Code: string(f.Code), Reason: string(f.Reason), Message: f.Message, Fields: f.Fields, Correlation: client.Correlation(err),
 		RetryAfter: f.RetryAfter.Seconds(), Exit: ExitFailed,
+	}
+	if f.Code == fault.Unavailable && f.Reason == fault.Reason(fault.Unavailable) {
+		// Nobody gives this reason but the connection itself.
+		p.Message = "the server cannot be reached (--grpc, SANDTRAIL_ADDR; `sandtrail up` runs one): " + f.Message
 	}
 	switch f.Code {
 	case fault.InvalidArgument, fault.Conflict, fault.Unauthorized, fault.PermissionDenied, fault.FailedPrecondition, fault.ResourceExhausted:

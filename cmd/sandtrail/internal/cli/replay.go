@@ -64,7 +64,7 @@ func (r *ReplayExec) Run(e *Env) error {
 	out := newOutput(e, r.json())
 	end, err := api.Attach(ctx, r.Sandbox, r.Exec, client.Follower{Event: out.event})
 	switch {
-	case fault.CodeOf(fault.FromStatus(err)) == fault.Lost && !r.ExitCode:
+	case client.Lost(err) && !r.ExitCode:
 		// Everything that is recorded was written; how the exec ended is not what was asked for.
 		report(e.Stderr, err, r.json())
 		return nil

@@ -61,7 +61,7 @@ type run struct {
 	// id is known once the server accepted the exec; last is the last chunk that was given on.
 	id   string
 	last uint64
-	// alive is when the last event came in.
+	// alive is when the last event came in that was not there before.
 	alive time.Time
 }
 
@@ -90,7 +90,7 @@ func (r *run) follow(ctx context.Context) (*computev1.ExecCompleted, error) {
 			p.progress()
 		}
 		// Between its acceptance and its first event an exec is on its way to its worker and nowhere to be found.
-		early := r.start != nil && r.id != "" && r.last == 0 && fault.Is(fault.FromStatus(err), fault.ReasonExecNotFound)
+		early := r.start != nil && r.id != "" && r.last == 0 && Reason(err) == fault.ReasonExecNotFound
 		if !cut(err) && !early {
 			return nil, err
 		}
@@ -129,7 +129,6 @@ func (r *run) once(ctx context.Context) (*computev1.ExecCompleted, error) {
 			return nil, err
 		}
 		silent.Reset(r.client.options.Silence)
-		r.alive = time.Now()
 		if end := e.GetCompleted(); end != nil {
 			if err := r.accept(end.GetExecId()); err != nil {
 				return nil, err
@@ -175,6 +174,7 @@ func (r *run) take(e *computev1.ExecEvent) error {
 		}
 		r.last = n
 	}
+	r.alive = time.Now()
 	if err := r.Event(e); err != nil {
 		return told{err}
 	}

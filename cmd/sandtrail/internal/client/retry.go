@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	firstPause = 100 * time.Millisecond
+	firstPause = 40 * time.Millisecond
 	maxPause   = 2 * time.Second
 )
 
@@ -86,6 +86,20 @@ func cut(err error) bool {
 	default:
 		return false
 	}
+}
+
+// Reason is the reason that a call failed with; empty for none.
+func Reason(err error) fault.Reason {
+	if f := fault.FromStatus(err); f != nil {
+		return f.Reason
+	}
+	return ""
+}
+
+// Lost: the server says that the exec's outcome cannot be known.
+func Lost(err error) bool {
+	f := fault.FromStatus(err)
+	return f != nil && f.Code == fault.Lost
 }
 
 func detail(err error) *commonv1.ErrorDetail {
