@@ -71,6 +71,9 @@ func Messages(ctx context.Context, agg subject.Aggregate, after Tail, events []e
 }
 
 func distinct(messages []*nats.Msg) error {
+	if len(messages) < 2 {
+		return nil
+	}
 	seen := make(map[string]bool, len(messages))
 	for _, m := range messages {
 		id := m.Header.Get(envelope.HeaderID)

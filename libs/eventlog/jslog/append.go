@@ -26,11 +26,18 @@ type appending struct {
 // "wrong last sequence" and a cluster with "duplicate", and either may speak of an earlier attempt of ours. So what counts
 // is what stands in the log behind the expected tail.
 func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
+	// The first attempt is nearly always the only one: it does without the timer of the whole.
+	got, err := a.publish(ctx)
+	if err == nil && !got.duplicate {
+		return a.stored(got.seq)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
+	defer cancel()
 	var last error
 	for attempt := range a.log.attempts {
-		once, cancel := context.WithTimeout(ctx, a.log.timeout)
-		got, err := a.log.publisher.publish(once, a.flat)
-		cancel()
+		if attempt > 0 {
+			got, err = a.publish(ctx)
+		}
 		if err == nil && !got.duplicate {
 			return a.stored(got.seq)
 		}
@@ -65,14 +72,27 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 	return nil, unavailable(ctx, last)
 }
 
+func (a *appending) publish(ctx context.Context) (ack, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.log.timeout)
+	defer cancel()
+	return a.log.publisher.publish(ctx, a.flat)
+}
+
 // stored makes the events of a batch whose last message has the sequence: a batch is stored in one piece.
 func (a *appending) stored(last uint64) ([]envelope.Recorded, error) {
-	first := last - uint64(len(a.flat)) + 1
-	messages := make([]stored, len(a.flat))
-	for i, m := range a.flat {
-		messages[i] = stored{Subject: m.Subject, Seq: first + uint64(i), Header: m.Header, Data: m.Data}
+	seq := last - uint64(len(a.flat))
+	events := make([]envelope.Recorded, 0, len(a.flat))
+	for i, messages := range a.batch {
+		for j, m := range messages {
+			seq++
+			r, err := envelope.Stored(m, seq, a.entries[i].Events[j])
+			if err != nil {
+				return nil, fault.New(fault.Internal, fault.ReasonInternal, "an event in the log cannot be read").Because(err)
+			}
+			events = append(events, r)
+		}
 	}
-	return decode(make([]envelope.Recorded, 0, len(messages)), messages)
+	return events, nil
 }
 
 // refused is the fault of a refusal that another attempt would not change, nil of any other answer.

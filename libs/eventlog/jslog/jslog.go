@@ -7,8 +7,8 @@ package jslog
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,7 +27,7 @@ const (
 
 	maxAttempts    = 8
 	attemptTimeout = 3 * time.Second
-	// budget bounds an append or a load with all its attempts where the caller sets no deadline.
+	// budget bounds a load, or an append behind its first attempt, with all attempts where the caller sets no deadline.
 	budget   = 12 * time.Second
 	maxPause = time.Second
 )
@@ -100,8 +100,6 @@ func (l *Log) AppendBatch(ctx context.Context, entries ...eventlog.Entry) ([]env
 		guard(messages[0], entries[i].After.Seq)
 		a.flat = append(a.flat, messages...)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
-	defer cancel()
 	return a.run(ctx)
 }
 
@@ -109,7 +107,7 @@ func (l *Log) AppendBatch(ctx context.Context, entries ...eventlog.Entry) ([]env
 // carries one: the server cannot check a subject that the same batch has written to.
 func guard(m *nats.Msg, seq uint64) {
 	m.Header.Set(jetstream.ExpectedStreamHeader, topology.StreamEvents)
-	m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, fmt.Sprint(seq))
+	m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(seq, 10))
 }
 
 // Load implements eventlog.Log, and verifies the digest chain. A damaged history is returned with an error that has an

@@ -69,11 +69,11 @@ func TestOutageIsUnavailableAndBounded(t *testing.T) {
 
 // A log that came to its end must refuse, keep all it has, and never take a part of a batch.
 func TestFullLogRefuses(t *testing.T) {
-	for name, start := range map[string]func() *natstest.Fixture{
-		"one server": func() *natstest.Fixture {
+	for name, start := range map[string]func(t *testing.T) *natstest.Fixture{
+		"one server": func(t *testing.T) *natstest.Fixture {
 			return natstest.StartWith(t, natsserver.Options{}, topology.Options{EventsMaxBytes: 64 << 10})
 		},
-		"cluster": func() *natstest.Fixture {
+		"cluster": func(t *testing.T) *natstest.Fixture {
 			f := natstest.Cluster(t)
 			s, err := f.JS.Stream(t.Context(), topology.StreamEvents)
 			require.NoError(t, err)
@@ -85,7 +85,7 @@ func TestFullLogRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := start()
+			f := start(t)
 			log, agg := New(f.JS), sandbox()
 			big := func() envelope.Event {
 				e := newEvents(1)[0]

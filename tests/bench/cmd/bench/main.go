@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,6 +38,7 @@ func run(ctx context.Context, args []string) error {
 	runs := flags.Int("runs", 30, "how many samples a median is of, at least")
 	quick := flags.Bool("quick", false, "measure a tenth of everything, to see that it works")
 	out := flags.String("out", "", "`file` for the table, beside standard output")
+	profile := flags.String("cpuprofile", "", "`file` for a CPU profile of this process, which runs the log's server and both sides of log, replay and projection")
 	bin := flags.String("bin", "bin", "`directory` of the built programs")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -44,6 +46,17 @@ func run(ctx context.Context, args []string) error {
 	wanted, err := choose(*only)
 	if err != nil {
 		return err
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
 	}
 	b := &figure.Bench{Runs: *runs, Quick: *quick, Bin: *bin, Progress: os.Stderr}
 	if b.Quick {
