@@ -195,6 +195,9 @@ func TestAnEndThatDoesNotComeIsAskedForAgain(t *testing.T) {
 }
 
 func TestNewsBringTheNextPassForward(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for a pass")
+	}
 	w := newWorld(t)
 	slow, err := app.New(t.Context(), app.Config{Every: time.Hour}, app.Deps{NC: w.f.NC, Log: slog.New(slog.DiscardHandler), Now: time.Now})
 	require.NoError(t, err)

@@ -406,6 +406,9 @@ func TestEnvironmentStaysSecret(t *testing.T) {
 }
 
 func TestServerRestartLosesNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for a reconnect")
+	}
 	r := newRig(t)
 	r.starting()
 	r.markReady()
