@@ -132,6 +132,8 @@ func (k *Keeper) follow(p *program) {
 		case <-time.After(5 * time.Second):
 			k.log.Error("exec not followed", "exec", p.id, "cause", describe(err))
 		}
+		// Nothing exited here: 0 would read as success.
+		end.ExitCode, end.Signal = 128+int32(syscall.SIGKILL), int32(syscall.SIGKILL)
 		end.Reason = reasonLost
 		if k.meter.oomKills() > p.ooms {
 			end.Reason = reasonOOM
@@ -205,7 +207,7 @@ func startFailure(err error, name, dir, lost string) *toolboxv1.End {
 	if !errors.As(err, &answered) {
 		end.Message = "the sandbox did not start the program"
 		if lost != "" {
-			return &toolboxv1.End{Reason: lost}
+			return &toolboxv1.End{Reason: lost, ExitCode: 126}
 		}
 		return end
 	}
