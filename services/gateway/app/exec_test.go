@@ -350,16 +350,16 @@ func TestOneWorkerTwoGateways(t *testing.T) {
 func TestExecGoesOnOverAnOutageOfNATS(t *testing.T) {
 	w := newWorld(t, nil)
 	box := w.create(t.Context())
-	more := make(chan struct{})
+	half, more := make(chan struct{}), make(chan struct{})
 	w.peer.script("long", func(x *execution) {
 		lines(x, 0, 50)
+		close(half)
 		<-more
 		lines(x, 50, 50)
 		x.complete(0)
 	})
 	s := w.exec(t.Context(), box, "long")
-	_, err := s.Header()
-	require.NoError(t, err)
+	<-half
 	w.Stop()
 	done := make(chan *transcript, 1)
 	go func() { done <- drainStream(s) }()

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sandtrail/sandtrail/libs/natstest"
-	"github.com/sandtrail/sandtrail/libs/topology"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/app"
@@ -102,7 +102,7 @@ func (w *world) gateway(nc *nats.Conn, change ...func(*app.Config)) (*app.App, *
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := app.New(ctx, cfg, app.Deps{
-		NC: nc, Log: slog.New(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})), Registry: prometheus.NewRegistry(),
+		NC: nc, Log: slog.New(telemetry.NewHandler(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))), Registry: prometheus.NewRegistry(),
 	})
 	require.NoError(w.t, err)
 	done := make(chan error, 1)
@@ -231,14 +231,6 @@ func detail(t testing.TB, err error) *commonv1.ErrorDetail {
 	}
 	require.Fail(t, "no ErrorDetail", "%v", err)
 	return nil
-}
-
-func (w *world) view(key string, value []byte) {
-	w.t.Helper()
-	kv, err := w.JS.KeyValue(w.t.Context(), topology.BucketSandbox)
-	require.NoError(w.t, err)
-	_, err = kv.Put(w.t.Context(), key, value)
-	require.NoError(w.t, err)
 }
 
 // everything is what stands in a stream, headers and data, as one text.
