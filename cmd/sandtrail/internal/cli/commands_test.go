@@ -238,7 +238,7 @@ func TestCpFiles(t *testing.T) {
 	require.Equal(t, 0, r.code, r.stderr)
 	require.True(t, bytes.Equal(content, f.files["data/big:file"].data))
 	require.EqualValues(t, 0o640, f.files["data/big:file"].mode)
-	require.Contains(t, r.stderr, "1 files, 9.0 MiB copied")
+	require.Contains(t, r.stderr, "1 file, 9.0 MiB copied")
 
 	back := filepath.Join(dir, "back")
 	r = f.run(t, "cp", "-o", "json", box+":data/big:file", back)

@@ -85,7 +85,11 @@ func (c *Cp) Run(e *Env) error {
 	}
 	switch {
 	case !c.json():
-		_, err = fmt.Fprintf(e.Stderr, "%d files, %s copied\n", t.Files, render.Bytes(uint64(t.Bytes)))
+		files := "files"
+		if t.Files == 1 {
+			files = "file"
+		}
+		_, err = fmt.Fprintf(e.Stderr, "%d %s, %s copied\n", t.Files, files, render.Bytes(uint64(t.Bytes)))
 		return err
 	case dst == place{Path: "-"}:
 		return nil
