@@ -150,6 +150,7 @@ func TestOutcomeWhenTheSandboxEnds(t *testing.T) {
 		s.Finish(t, &r)
 		require.Less(t, time.Since(begin), 10*time.Second)
 		require.Equal(t, "sandbox_destroyed", r.Completed.GetReason())
+		require.NotZero(t, r.Completed.GetExitCode(), "who looks at the exit code only must not take it for a success")
 		require.Equal(t, "begun\n", string(r.Stdout))
 		require.Equal(t, []string{"ExecStarted", "ExecCompleted"}, s.ExecEvents(t, sandbox, r.ID))
 	})

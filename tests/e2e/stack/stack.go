@@ -145,8 +145,8 @@ func or(s, otherwise string) string {
 	return s
 }
 
-// stateDir makes a state directory that has the image unpacked. It is short: the paths below it are long enough.
-func stateDir(t *testing.T) string {
+// Prepare builds and unpacks what all tests of a process share, once.
+func Prepare(t testing.TB) error {
 	t.Helper()
 	seed.Do(func() {
 		if seed.dir, seed.err = os.MkdirTemp("", "sandtrail-e2e-"); seed.err != nil {
@@ -157,7 +157,13 @@ func stateDir(t *testing.T) string {
 			seed.err = fmt.Errorf("sandtrail up --prepare-only: %w\n%s", err, out)
 		}
 	})
-	require.NoError(t, seed.err)
+	return seed.err
+}
+
+// stateDir makes a state directory that has the image unpacked. It is short: the paths below it are long enough.
+func stateDir(t *testing.T) string {
+	t.Helper()
+	require.NoError(t, Prepare(t))
 	dir, err := os.MkdirTemp("", "sandtrail-e2e-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
