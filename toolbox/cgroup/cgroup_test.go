@@ -46,7 +46,10 @@ func TestLocate(t *testing.T) {
 }
 
 func TestGroup(t *testing.T) {
-	g, err := Open(fmt.Sprintf("sandtrail-test/unit-%d", os.Getpid()))
+	parent, err := Open(fmt.Sprintf("sandtrail-test-%d", os.Getpid()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, parent.Remove()) })
+	g, err := Open(fmt.Sprintf("sandtrail-test-%d/unit", os.Getpid()))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Remove()) })
 	require.NoError(t, g.Create(Limits{MemoryBytes: 64 << 20, CPUMillis: 500, PIDs: 20}))

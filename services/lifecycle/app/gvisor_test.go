@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/lifecycle/app"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 )
 
 // A whole life on the real thing: lifecycle is started again while the sandbox runs, and the sandbox's keeper is killed once.
@@ -26,7 +27,12 @@ func TestARealSandboxOutlivesLifecycleAndIsFoundDeadWhenItDies(t *testing.T) {
 	}
 	w := newWorld(t)
 	cfg := w.config()
-	cfg.Driver.Cgroup = "sandtrail-app-test"
+	cfg.Driver.Cgroup = fmt.Sprintf("sandtrail-app-test-%d", os.Getpid())
+	t.Cleanup(func() {
+		g, err := cgroup.Open(cfg.Driver.Cgroup)
+		require.NoError(t, err)
+		require.NoError(t, g.Remove())
+	})
 	log := slog.New(slog.NewTextHandler(&w.logged, nil))
 	require.NoError(t, app.Prepare(t.Context(), cfg, log, nil))
 	for _, c := range app.Checks(t.Context(), cfg, log) {

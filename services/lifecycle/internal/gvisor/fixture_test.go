@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,28 @@ var images = sync.OnceValues(func() (*image.Store, error) {
 	}})
 })
 
+// groupEnv gives the name of the group to the processes that tests start of this program to kill them.
+const groupEnv = "SANDTRAIL_TEST_GROUP"
+
+// group holds the sandboxes' groups of this test process, which takes it away at its end.
+var group = cmp.Or(os.Getenv(groupEnv), fmt.Sprintf("sandtrail-test-%d", os.Getpid()))
+
+func TestMain(m *testing.M) {
+	if os.Getenv(groupEnv) != "" {
+		os.Exit(m.Run())
+	}
+	err := os.Setenv(groupEnv, group)
+	code := m.Run()
+	if g, at := cgroup.Open(group); at == nil {
+		err = errors.Join(err, g.Remove())
+	}
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, "cgroups are left:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
 type host struct {
 	*Driver
 	state string
@@ -79,7 +102,7 @@ func newHost(t testing.TB, state string) *host {
 	t.Cleanup(spaces.Close)
 	d, err := New(Options{
 		StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
-		HostIDBase: DefaultHostIDBase, Cgroup: "sandtrail-test", ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
+		HostIDBase: DefaultHostIDBase, Cgroup: group, ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
 	})
 	require.NoError(t, err)
 	return &host{d, state}
