@@ -4,9 +4,12 @@ CREATE DATABASE IF NOT EXISTS agents;
 -- One row for each fact that costs something. Only the projector writes here; people read the views below.
 --
 -- Sort key: it is what identifies a row, because ReplacingMergeTree keeps one row for each value of it, the one with the
--- highest stream_seq. So it holds only what the subject of the event says, which cannot differ when the log is projected again:
+-- highest row_version. So it holds only what the subject of the event says, which cannot differ when the log is projected again:
 -- no time, no quantity and no session, or a corrected mapping would add rows instead of replacing them. The tenant comes first
 -- because bills and audits read one tenant; a session is found by its index.
+--
+-- Version: the newer fact, and of two rows of one fact the newer mapping. The mapping is in it because rows of one version in
+-- different partitions stand in no order: a mapping that corrects occurred_at could lose against the one that it corrects.
 --
 -- Partitions are months, to drop old ones whole. A sandbox that lives over the end of a month has rows in two of them, which
 -- is why the views forbid the setting that merges each partition by itself.
@@ -41,9 +44,10 @@ CREATE TABLE agents.usage_events_raw
     stream_seq            UInt64 CODEC(Delta, ZSTD(1)),
     schema_version        UInt16 CODEC(ZSTD(1)),
     ingested_at           DateTime64(3, 'UTC') DEFAULT now64(3) CODEC(Delta, ZSTD(1)),
+    row_version           UInt64 MATERIALIZED bitShiftLeft(stream_seq, 16) + schema_version CODEC(Delta, ZSTD(1)),
     INDEX by_session session_id TYPE bloom_filter(0.01) GRANULARITY 1
 )
-ENGINE = ReplacingMergeTree(stream_seq)
+ENGINE = ReplacingMergeTree(row_version)
 PARTITION BY toYYYYMM(occurred_at)
 ORDER BY (tenant_id, sandbox_id, id)
 -- An insert is acknowledged to the log once it returned, so it must be on disk by then.

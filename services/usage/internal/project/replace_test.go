@@ -21,34 +21,41 @@ import (
 )
 
 // older is a projector whose mapping was wrong: it put the rows into another session and month, and counted seconds.
-type older struct{ project.Sink }
+type older struct {
+	project.Sink
+	months int
+}
 
 func (o *older) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
 	wrong := make([]clickhouse.Row, len(rows))
 	for i, r := range rows {
-		r.Session, r.OccurredAt, r.CPUMillis, r.Schema = "", r.OccurredAt.AddDate(0, -1, 0), r.CPUMillis/1000, 0
+		r.Session, r.OccurredAt, r.CPUMillis, r.Schema = "", r.OccurredAt.AddDate(0, o.months, 0), r.CPUMillis/1000, 0
 		wrong[i] = r
 	}
 	return o.Sink.Insert(ctx, "0:"+token, wrong)
 }
 
 func TestACorrectedMappingReplacesTheRows(t *testing.T) {
-	n, e := natstest.Start(t), enginetest.Start(t, "")
-	c := enginetest.Open(t, e.URL())
-	for i := range 5 {
-		publish(t, n.JS, life(t, i, 30)...)
-	}
-	stop, _ := run(t, n.JS, &older{c})
-	awaitDone(t, n.JS)
-	require.NoError(t, stop())
-	require.NotEqual(t, sum(5, 30), ask(t, e.HTTP(), totals))
+	for name, months := range map[string]int{"earlier": -1, "the same": 0, "later": 1} {
+		t.Run("from a month that is "+name, func(t *testing.T) {
+			n, e := natstest.Start(t), enginetest.Start(t, "")
+			c := enginetest.Open(t, e.URL())
+			for i := range 5 {
+				publish(t, n.JS, life(t, i, 30)...)
+			}
+			stop, _ := run(t, n.JS, &older{c, months})
+			awaitDone(t, n.JS)
+			require.NoError(t, stop())
+			require.NotEqual(t, sum(5, 30), ask(t, e.HTTP(), totals))
 
-	again(t, n.JS)
-	run(t, n.JS, c)
-	awaitDone(t, n.JS)
-	require.Equal(t, sum(5, 30), ask(t, e.HTTP(), totals))
-	require.Equal(t, "150\t150\t0", ask(t, e.HTTP(),
-		"SELECT count(), countIf(session_id LIKE 'session-%' AND schema_version = 1), countIf(occurred_at < '2026-05-31') FROM agents.usage_events"))
+			again(t, n.JS)
+			run(t, n.JS, c)
+			awaitDone(t, n.JS)
+			require.Equal(t, sum(5, 30), ask(t, e.HTTP(), totals))
+			require.Equal(t, "150\t150\t150", ask(t, e.HTTP(), "SELECT count(), countIf(session_id LIKE 'session-%' AND schema_version = 1),"+
+				" countIf(occurred_at BETWEEN '2026-05-31' AND '2026-06-01 23:00:00') FROM agents.usage_events"))
+		})
+	}
 }
 
 func TestASandboxThatLivesOverTheEndOfAMonthHasOneRow(t *testing.T) {
