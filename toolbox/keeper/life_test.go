@@ -124,7 +124,7 @@ func TestKilledSentryIsSaid(t *testing.T) {
 	o := b.Follow(t, r.ExecId, 0, 0)
 	require.Equal(t, "sandbox_lost", o.Reason)
 	require.Equal(t, "ready\n", o.Stdout)
-	require.Zero(t, o.ExitCode)
+	require.EqualValues(t, 137, o.ExitCode, "0 would read as success")
 	h, err := b.Hello(t.Context(), &toolboxv1.Hello{})
 	require.NoError(t, err)
 	require.False(t, h.Alive)
