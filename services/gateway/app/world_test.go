@@ -102,7 +102,7 @@ func (w *world) gateway(nc *nats.Conn, change ...func(*app.Config)) (*app.App, *
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := app.New(ctx, cfg, app.Deps{
-		NC: nc, Log: slog.New(telemetry.NewHandler(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))), Registry: prometheus.NewRegistry(),
+		NC: nc, Log: w.logger(), Registry: prometheus.NewRegistry(),
 	})
 	require.NoError(w.t, err)
 	done := make(chan error, 1)
@@ -112,6 +112,10 @@ func (w *world) gateway(nc *nats.Conn, change ...func(*app.Config)) (*app.App, *
 		require.NoError(w.t, <-done)
 	})
 	return a, w.dial(a)
+}
+
+func (w *world) logger() *slog.Logger {
+	return slog.New(telemetry.NewHandler(slog.NewTextHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 }
 
 func (w *world) dial(a *app.App) *grpc.ClientConn {
