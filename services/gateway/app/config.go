@@ -90,8 +90,13 @@ func (c Config) Validate() error {
 		value time.Duration
 		most  time.Duration
 	}{
-		{"runtime", c.Runtime, c.MaxRuntime}, {"exec-timeout", c.ExecTimeout, c.MaxExecTimeout}, {"heartbeat", c.Heartbeat, maxHeartbeat},
-		{"start-wait", c.StartWait, 0}, {"destroy-wait", c.DestroyWait, 0}, {"disconnect-grace", c.DisconnectGrace, 0}, {"drain", c.Drain, 0},
+		{"runtime", c.Runtime, c.MaxRuntime},
+		{"exec-timeout", c.ExecTimeout, c.MaxExecTimeout},
+		{"heartbeat", c.Heartbeat, maxHeartbeat},
+		{"start-wait", c.StartWait, 0},
+		{"destroy-wait", c.DestroyWait, 0},
+		{"disconnect-grace", c.DisconnectGrace, 0},
+		{"drain", c.Drain, 0},
 	} {
 		if d.value < time.Millisecond {
 			errs = append(errs, fmt.Errorf("%s: %s is under 1ms", d.name, d.value))

@@ -344,7 +344,7 @@ func TestOneWorkerTwoGateways(t *testing.T) {
 	rb.inOrder(t, 1, 100)
 	require.Equal(t, ra.execID, rb.execID)
 	require.Equal(t, ra.completed.GetUsageEventId(), rb.completed.GetUsageEventId())
-	require.Equal(t, 1, len(w.peer.running))
+	require.Len(t, w.peer.running, 1)
 }
 
 func TestExecGoesOnOverAnOutageOfNATS(t *testing.T) {

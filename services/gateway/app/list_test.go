@@ -86,9 +86,11 @@ func TestListPagesAreStable(t *testing.T) {
 	require.Equal(t, 10, list(&computev1.ListSandboxesRequest{TenantId: "globex"}))
 	require.Equal(t, 5, list(&computev1.ListSandboxesRequest{TenantId: "globex", SessionId: "s2"}))
 	require.Equal(t, 3, list(&computev1.ListSandboxesRequest{TenantId: "globex", SessionId: "s1", Statuses: []computev1.SandboxStatus{
-		computev1.SandboxStatus_SANDBOX_STATUS_READY}}))
+		computev1.SandboxStatus_SANDBOX_STATUS_READY,
+	}}))
 	require.Equal(t, 4, list(&computev1.ListSandboxesRequest{TenantId: "globex", Statuses: []computev1.SandboxStatus{
-		computev1.SandboxStatus_SANDBOX_STATUS_FAILED, computev1.SandboxStatus_SANDBOX_STATUS_STARTING}}))
+		computev1.SandboxStatus_SANDBOX_STATUS_FAILED, computev1.SandboxStatus_SANDBOX_STATUS_STARTING,
+	}}))
 	require.Equal(t, 1000+5*5+10, list(&computev1.ListSandboxesRequest{}), "without a tenant all, page by page")
 	require.Zero(t, list(&computev1.ListSandboxesRequest{TenantId: "nobody"}))
 }

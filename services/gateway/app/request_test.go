@@ -50,20 +50,32 @@ func TestValidation(t *testing.T) {
 		req    proto.Message
 		fields []string
 	}{
-		{&computev1.CreateSandboxRequest{TenantId: "a.b", SessionId: strings.Repeat("s", 256), OrgId: strings.Repeat("o", 256)},
-			[]string{"image", "org_id", "session_id", "tenant_id"}},
-		{create(&computev1.CreateSandboxRequest{EnvVars: map[string]string{"lower": "v", "OK": "v", "BIG": strings.Repeat("x", 4097), "": "v"}}),
-			[]string{`env_vars[""]`, `env_vars["BIG"]`, `env_vars["lower"]`}},
+		{
+			&computev1.CreateSandboxRequest{TenantId: "a.b", SessionId: strings.Repeat("s", 256), OrgId: strings.Repeat("o", 256)},
+			[]string{"image", "org_id", "session_id", "tenant_id"},
+		},
+		{
+			create(&computev1.CreateSandboxRequest{EnvVars: map[string]string{"lower": "v", "OK": "v", "BIG": strings.Repeat("x", 4097), "": "v"}}),
+			[]string{`env_vars[""]`, `env_vars["BIG"]`, `env_vars["lower"]`},
+		},
 		{create(&computev1.CreateSandboxRequest{EnvVars: many}), []string{"env_vars"}},
 		{create(&computev1.CreateSandboxRequest{Workspace: &computev1.WorkspaceSpec{MountPath: "relative"}}), []string{"workspace.mount_path"}},
 		{create(&computev1.CreateSandboxRequest{Workspace: &computev1.WorkspaceSpec{MountPath: "/a/../b"}}), []string{"workspace.mount_path"}},
 		{create(&computev1.CreateSandboxRequest{Workspace: &computev1.WorkspaceSpec{MountPath: "/"}}), []string{"workspace.mount_path"}},
-		{size("5 Gi"), []string{"workspace.size"}}, {size("-5Gi"), []string{"workspace.size"}}, {size("5Gib"), []string{"workspace.size"}},
-		{size("1"), []string{"workspace.size"}}, {size("101Gi"), []string{"workspace.size"}}, {size("9999999P"), []string{"workspace.size"}},
-		{create(&computev1.CreateSandboxRequest{Limits: &computev1.ResourceLimits{CpuMillis: 64_001, MemoryBytes: 1, MaxRuntime: durationpb.New(29*24*time.Hour + 48*time.Hour - time.Hour*24)}, Workspace: &computev1.WorkspaceSpec{Size: "x"}}),
-			[]string{"limits.cpu_millis", "limits.memory_bytes", "workspace.size"}},
-		{create(&computev1.CreateSandboxRequest{Limits: &computev1.ResourceLimits{MaxRuntime: durationpb.New(31 * 24 * time.Hour), Pids: 40_000}}),
-			[]string{"limits.max_runtime", "limits.pids"}},
+		{size("5 Gi"), []string{"workspace.size"}},
+		{size("-5Gi"), []string{"workspace.size"}},
+		{size("5Gib"), []string{"workspace.size"}},
+		{size("1"), []string{"workspace.size"}},
+		{size("101Gi"), []string{"workspace.size"}},
+		{size("9999999P"), []string{"workspace.size"}},
+		{
+			create(&computev1.CreateSandboxRequest{Limits: &computev1.ResourceLimits{CpuMillis: 64_001, MemoryBytes: 1, MaxRuntime: durationpb.New(29*24*time.Hour + 48*time.Hour - time.Hour*24)}, Workspace: &computev1.WorkspaceSpec{Size: "x"}}),
+			[]string{"limits.cpu_millis", "limits.memory_bytes", "workspace.size"},
+		},
+		{
+			create(&computev1.CreateSandboxRequest{Limits: &computev1.ResourceLimits{MaxRuntime: durationpb.New(31 * 24 * time.Hour), Pids: 40_000}}),
+			[]string{"limits.max_runtime", "limits.pids"},
+		},
 		{create(&computev1.CreateSandboxRequest{Labels: map[string]string{"-x": "v", "ok": strings.Repeat("v", 129)}}), []string{`labels["-x"]`, `labels["ok"]`}},
 		{&computev1.DescribeSandboxRequest{SandboxId: "no"}, []string{"sandbox_id"}},
 		{&computev1.DestroySandboxRequest{SandboxId: "evt.*"}, []string{"sandbox_id"}},
@@ -76,7 +88,8 @@ func TestValidation(t *testing.T) {
 		{&computev1.ListSandboxesRequest{Page: &commonv1.PageRequest{Limit: &limit}}, []string{"page.limit"}},
 		{&computev1.ListSandboxesRequest{Page: &commonv1.PageRequest{Cursor: "%%"}}, []string{"page.cursor"}},
 		{&computev1.AttachExecRequest{ExecId: "x", SandboxId: "y"}, []string{"exec_id", "sandbox_id"}},
-		{&computev1.CancelExecRequest{}, []string{"exec_id"}}, {&computev1.GetExecRequest{}, []string{"exec_id"}},
+		{&computev1.CancelExecRequest{}, []string{"exec_id"}},
+		{&computev1.GetExecRequest{}, []string{"exec_id"}},
 		{&computev1.WatchEventsRequest{TenantId: ">", SandboxId: "*"}, []string{"sandbox_id", "tenant_id"}},
 		{&computev1.ListUsageRequest{TenantId: "*", ExecId: "x"}, []string{"exec_id", "tenant_id"}},
 	} {
@@ -129,7 +142,7 @@ func TestErrorsShowTheirCorrelationAndNothingInternal(t *testing.T) {
 			&computev1.DescribeSandboxRequest{SandboxId: ids.New()}, grpc.Header(&header))
 		d := detail(t, err)
 		require.Equal(t, header.Get("x-correlation-id"), []string{d.GetCorrelationId()})
-		require.Equal(t, same, d.GetCorrelationId() == sent)
+		require.Equal(t, d.GetCorrelationId() == sent, same)
 		require.Contains(t, w.logs.String(), d.GetCorrelationId())
 	}
 	// An event that cannot be read is our trouble: its text is in the log and not in the answer.

@@ -80,9 +80,11 @@ func create(ctx context.Context, b *Bench) ([]report.Row, error) {
 		}
 	}
 	return []report.Row{
-		{Name: "cold create to ready", Unit: "ms", Ours: ours.Median(), Baseline: theirs.Median(), Against: "`runsc run` of the same image to its first output byte", Samples: len(ours),
+		{
+			Name: "cold create to ready", Unit: "ms", Ours: ours.Median(), Baseline: theirs.Median(), Against: "`runsc run` of the same image to its first output byte", Samples: len(ours),
 			Target: report.RatioAtMost(1.3), Note: fmt.Sprintf("From the call of CreateSandbox to the live `ready` event; p90 %.0f ms. Destroying it takes %.0f ms. Parts in ms: %s.",
-				ours.Quantile(0.9), destroyed.Median(), parts(phases))},
+				ours.Quantile(0.9), destroyed.Median(), parts(phases)),
+		},
 	}, nil
 }
 

@@ -76,8 +76,10 @@ func crowd(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	}
 	n := float64(execs)
 	return []report.Row{
-		{Name: fmt.Sprintf("%d commands at once over %d sandboxes", execs, len(boxes)), Unit: "execs/s", Ours: n / ours.Seconds(), Baseline: n / theirs.Seconds(), Against: "as many `runsc exec` at once",
-			Note: fmt.Sprintf("%.1f s for all; the median command took %.1f s, the slowest %.1f s. Each wrote %d numbered lines, which are compared byte by byte.", ours.Seconds(), each.Median(), each.Max(), crowdLines)},
+		{
+			Name: fmt.Sprintf("%d commands at once over %d sandboxes", execs, len(boxes)), Unit: "execs/s", Ours: n / ours.Seconds(), Baseline: n / theirs.Seconds(), Against: "as many `runsc exec` at once",
+			Note: fmt.Sprintf("%.1f s for all; the median command took %.1f s, the slowest %.1f s. Each wrote %d numbered lines, which are compared byte by byte.", ours.Seconds(), each.Median(), each.Max(), crowdLines),
+		},
 		{Name: "errors, bytes lost or repeated in it", Unit: "", Ours: 0, Baseline: report.None, Target: report.AtMost(0)},
 	}, nil
 }

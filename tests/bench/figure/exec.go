@@ -72,14 +72,20 @@ func execTrue(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 		return fmt.Sprintf("p10 %.1f, p90 %.1f", v.Quantile(0.1), v.Quantile(0.9))
 	}
 	return []report.Row{
-		{Name: "exec of `true` through gRPC to completed", Unit: "ms", Ours: grpc.Median(), Baseline: runsc.Median(), Against: "`runsc exec` in the same sandbox", Samples: n,
+		{
+			Name: "exec of `true` through gRPC to completed", Unit: "ms", Ours: grpc.Median(), Baseline: runsc.Median(), Against: "`runsc exec` in the same sandbox", Samples: n,
 			Target: report.RatioAtMost(0.5),
-			Note:   fmt.Sprintf("One persistent connection. `runsc exec` is started in the keeper's mount namespace, without nsenter. gRPC: %s ms; runsc: %s ms.", spread(grpc), spread(runsc))},
-		{Name: "our own share of it", Unit: "ms", Ours: grpc.Median() - socket.Median(), Baseline: report.None, Against: "", Samples: n, Target: report.AtMost(4),
-			Note: fmt.Sprintf("gRPC less the sentry's control socket (start and wait of the same program over one open connection, %s ms).", spread(socket))},
+			Note:   fmt.Sprintf("One persistent connection. `runsc exec` is started in the keeper's mount namespace, without nsenter. gRPC: %s ms; runsc: %s ms.", spread(grpc), spread(runsc)),
+		},
+		{
+			Name: "our own share of it", Unit: "ms", Ours: grpc.Median() - socket.Median(), Baseline: report.None, Against: "", Samples: n, Target: report.AtMost(4),
+			Note: fmt.Sprintf("gRPC less the sentry's control socket (start and wait of the same program over one open connection, %s ms).", spread(socket)),
+		},
 		{Name: "exec of `true` by the control socket alone", Unit: "ms", Ours: socket.Median(), Baseline: runsc.Median(), Against: "`runsc exec` in the same sandbox", Samples: n},
-		{Name: "exec of `true` by the keeper alone", Unit: "ms", Ours: keeper.Median(), Baseline: runsc.Median(), Against: "`runsc exec` in the same sandbox", Samples: n,
-			Note: "Start, Attach to the end and Forget on the keeper's socket: what of our share is not in the gateway, the log and the exec service."},
+		{
+			Name: "exec of `true` by the keeper alone", Unit: "ms", Ours: keeper.Median(), Baseline: runsc.Median(), Against: "`runsc exec` in the same sandbox", Samples: n,
+			Note: "Start, Attach to the end and Forget on the keeper's socket: what of our share is not in the gateway, the log and the exec service.",
+		},
 	}, nil
 }
 

@@ -37,8 +37,16 @@ type Figure struct {
 // All are the figures in the order in which they are taken: the idle one first, while nothing has happened yet.
 func All() []Figure {
 	return []Figure{
-		{"idle", idle}, {"exec", execTrue}, {"create", create}, {"output", output}, {"crowd", crowd}, {"usage", readable},
-		{"log", appends}, {"replay", replay}, {"projection", projected}, {"idle-after", idleAfter},
+		{"idle", idle},
+		{"exec", execTrue},
+		{"create", create},
+		{"output", output},
+		{"crowd", crowd},
+		{"usage", readable},
+		{"log", appends},
+		{"replay", replay},
+		{"projection", projected},
+		{"idle-after", idleAfter},
 	}
 }
 

@@ -49,8 +49,10 @@ func idle(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 			pids []int
 			read func(int) (float64, error)
 		}{
-			{&keeper, []int{box.Keeper}, live.Resident}, {&keeperShare, []int{box.Keeper}, live.Proportional},
-			{&ours, live.Tree(box.Keeper), live.Proportional}, {&theirs, live.Tree(bare.PID), live.Proportional},
+			{&keeper, []int{box.Keeper}, live.Resident},
+			{&keeperShare, []int{box.Keeper}, live.Proportional},
+			{&ours, live.Tree(box.Keeper), live.Proportional},
+			{&theirs, live.Tree(bare.PID), live.Proportional},
 			{&resident, []int{box.Sentry}, live.Resident},
 		}
 		for _, r := range readings {
@@ -70,10 +72,14 @@ func idle(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	}
 	return []report.Row{
 		row,
-		{Name: "one idle sandbox, all its processes", Unit: "MB", Ours: ours.Median(), Baseline: theirs.Median(), Against: "`runsc run` of the same image with a shell that waits", Samples: len(ours),
-			Note: fmt.Sprintf("Proportional set size of the keeper and all below it; the baseline has the runsc command in its place. The sentry alone has %.0f MB resident.", resident.Median())},
-		{Name: "the keeper of one idle sandbox", Unit: "MB", Ours: keeper.Median(), Baseline: report.None, Samples: len(keeper), Target: report.AtMost(12 * 1.048576),
-			Note: fmt.Sprintf("Resident size (the bound is 12 MiB); its proportional share is %.1f MB.", keeperShare.Median())},
+		{
+			Name: "one idle sandbox, all its processes", Unit: "MB", Ours: ours.Median(), Baseline: theirs.Median(), Against: "`runsc run` of the same image with a shell that waits", Samples: len(ours),
+			Note: fmt.Sprintf("Proportional set size of the keeper and all below it; the baseline has the runsc command in its place. The sentry alone has %.0f MB resident.", resident.Median()),
+		},
+		{
+			Name: "the keeper of one idle sandbox", Unit: "MB", Ours: keeper.Median(), Baseline: report.None, Samples: len(keeper), Target: report.AtMost(12 * 1.048576),
+			Note: fmt.Sprintf("Resident size (the bound is 12 MiB); its proportional share is %.1f MB.", keeperShare.Median()),
+		},
 	}, nil
 }
 

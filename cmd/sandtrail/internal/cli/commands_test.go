@@ -280,8 +280,12 @@ func TestCpDirectories(t *testing.T) {
 	require.NoError(t, os.Mkdir(outside, 0o755))
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, "out", "trap")))
 	f.extra = []*computev1.FileEntry{
-		{Path: "in", IsDir: true}, {Path: "in/a", IsDir: true}, {Path: "in/lnk", LinkTarget: "/etc"}, {Path: "in/pipe"},
-		{Path: "in/../../evil"}, {Path: "in//abs"},
+		{Path: "in", IsDir: true},
+		{Path: "in/a", IsDir: true},
+		{Path: "in/lnk", LinkTarget: "/etc"},
+		{Path: "in/pipe"},
+		{Path: "in/../../evil"},
+		{Path: "in//abs"},
 	}
 	r = f.run(t, "cp", "-r", box+":in", filepath.Join(dir, "out"))
 	require.Equal(t, 0, r.code, r.stderr)

@@ -152,7 +152,7 @@ func (t *transfer) putFile(local string, dst place) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() // it was only read
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func (t *transfer) download(src place, local string, recursive bool) error {
 		if err != nil {
 			return err
 		}
-		defer f.Close() //nolint:errcheck // what was written to a device is not buffered here
+		defer f.Close() // what was written to a device is not buffered here
 		return t.get(src, f)
 	}
 	if err := os.MkdirAll(filepath.Dir(local), 0o755); err != nil {
@@ -213,7 +213,7 @@ func (t *transfer) download(src place, local string, recursive bool) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // a directory that was only read
+	defer root.Close() // a directory that was only read
 	return t.getFile(src, root, filepath.Base(local), mode(entry))
 }
 
@@ -238,7 +238,7 @@ func (t *transfer) getTree(src place, local string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // a directory that was only read
+	defer root.Close() // a directory that was only read
 	return t.api.Walk(t.ctx, src.Sandbox, src.Path, func(e *computev1.FileEntry) error {
 		name := e.GetPath()
 		rel, below := strings.CutPrefix(name, prefix)

@@ -56,7 +56,7 @@ func (x *Exec) Run(e *Env) error {
 	if err != nil {
 		return err
 	}
-	defer api.Close() //nolint:errcheck // nothing is left to be lost
+	defer api.Close() // nothing is left to be lost
 	out := newOutput(e, x.json())
 	accepted := make(chan string, 1)
 	ctx, stop := x.interrupts(e, api, accepted)

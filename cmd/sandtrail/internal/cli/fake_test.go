@@ -104,7 +104,7 @@ func (f *fake) serve(l net.Listener) {
 			return h(srv, ss)
 		}))
 	computev1.RegisterComputeServiceServer(f.server, f)
-	go f.server.Serve(l) //nolint:errcheck // it ends with the test
+	go f.server.Serve(l) // it ends with the test
 }
 
 func (f *fake) called(ctx context.Context, full string) error {

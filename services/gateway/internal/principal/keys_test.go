@@ -31,8 +31,10 @@ func TestEveryMistakeInAKeysFileAtOnce(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	require.NotContains(t, err.Error(), "keys[4]")
-	for _, bad := range []string{``, `{}`, `{"keys":[]}`, `{"keys":[],"more":1}`, `{"keys":[{"key":"clear"}]}`,
-		`{"keys":[{"name":"a","tenant":"t","sha256":"` + hashed("a") + `"}]} {"keys":[]}`} {
+	for _, bad := range []string{
+		``, `{}`, `{"keys":[]}`, `{"keys":[],"more":1}`, `{"keys":[{"key":"clear"}]}`,
+		`{"keys":[{"name":"a","tenant":"t","sha256":"` + hashed("a") + `"}]} {"keys":[]}`,
+	} {
 		k, err := ParseKeys(strings.NewReader(bad))
 		require.Error(t, err, bad)
 		require.Nil(t, k)

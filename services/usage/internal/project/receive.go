@@ -22,8 +22,6 @@ const (
 	// that the server forgot is noticed after twice that.
 	pullTime  = 30 * time.Second
 	heartbeat = 5 * time.Second
-	// drainTime bounds the wait for what has arrived when the projector ends.
-	drainTime = 5 * time.Second
 )
 
 // item is an event that was received.
