@@ -33,7 +33,7 @@ quickstart: build ## Run the quickstart against a running `make up`, showing eac
 test: ## Get what the tests need and run every one
 	@scripts/host-packages.sh
 	$(GO) build -o /dev/null ./cmd/sandtrail
-	$(GO) test -timeout $(TIMEOUT) -p 1 work
+	$(GO) test -timeout $(TIMEOUT) -p 2 work
 
 .PHONY: test-short
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built
@@ -48,7 +48,7 @@ vet: ## Check formatting, vet, and that every module stands alone
 	@out=$$(gofmt -l $(MODULES)); if [ -n "$$out" ]; then echo "gofmt: $$out"; exit 1; fi
 	$(GO) build work
 	$(GO) vet work
-	@for m in $(MODULES); do echo "module $$m"; (cd $$m && GOWORK=off $(GO) build ./... && GOWORK=off $(GO) mod tidy -diff) || exit 1; done
+	@for m in $(MODULES); do echo "module $$m"; (cd $$m && GOWORK=off $(GO) build ./... && GOWORK=off $(GO) vet ./... && GOWORK=off $(GO) mod tidy -diff) || exit 1; done
 
 .PHONY: lint
 lint: ## Run golangci-lint and buf lint (slow the first time: both are built from source)
