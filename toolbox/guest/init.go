@@ -28,6 +28,9 @@ const maxRounds = 200
 func Init(in io.Reader, out io.Writer) error {
 	// A few kilobytes live: a collector that waits for 4 MiB of garbage costs more than it saves.
 	debug.SetGCPercent(25)
+	if err := becomeRoot(); err != nil {
+		return err
+	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGCHLD)
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -48,6 +51,20 @@ func Init(in io.Reader, out io.Writer) error {
 		}
 	}
 	return lines.Err()
+}
+
+// becomeRoot takes the guest's root where init was started as the user that programs have: they could signal it.
+func becomeRoot() error {
+	if os.Getuid() == 0 {
+		return nil
+	}
+	if err := syscall.Setresgid(0, 0, 0); err != nil {
+		return fmt.Errorf("become root: %w", err)
+	}
+	if err := syscall.Setresuid(0, 0, 0); err != nil {
+		return fmt.Errorf("become root: %w", err)
+	}
+	return nil
 }
 
 // reap takes every dead child; signals are merged, so each means "some".

@@ -160,23 +160,22 @@ func (b *sandbox) mount() error {
 	if err := bindReadOnly(s.Toolbox, b.inner("init")); err != nil {
 		return err
 	}
+	if s.Rootless {
+		return bindWorkspace(s.Workspace, b.workspace)
+	}
 	if err := mountWorkspace(s.Workspace, b.workspace); err != nil {
 		return err
 	}
 	// A new file system's own directory would be the first thing that a program sees in its workspace.
 	_ = os.Remove(filepath.Join(b.workspace, "lost+found"))
-	if err := os.Lchown(b.workspace, int(s.HostIDBase+s.UID), int(s.HostIDBase+s.GID)); err != nil {
+	uid, gid := b.owner()
+	if err := os.Lchown(b.workspace, uid, gid); err != nil {
 		return fmt.Errorf("give workspace to the guest: %w", err)
 	}
 	return nil
 }
 
 func (b *sandbox) makeGroup() error {
-	g, err := cgroup.Open(b.spec.Cgroup)
-	if err != nil {
-		return err
-	}
-	b.group = g
 	limits := cgroup.Limits{CPUMillis: b.spec.CPUMillis}
 	if b.spec.MemoryBytes > 0 {
 		limits.MemoryBytes = b.spec.MemoryBytes + sentryBytes
@@ -184,9 +183,11 @@ func (b *sandbox) makeGroup() error {
 	if b.spec.PIDs > 0 {
 		limits.PIDs = hostTasks + 6*uint64(b.spec.PIDs)
 	}
-	if err := g.Create(limits); err != nil {
+	g, err := b.ownGroup(limits)
+	if err != nil {
 		return err
 	}
+	b.group = g
 	return g.Save(b.path("cgroup.json"))
 }
 
@@ -373,7 +374,7 @@ func (b *sandbox) destroy() error {
 		b.control.Close()
 	}
 	if b.group != nil {
-		errs = append(errs, b.group.Kill(10*time.Second))
+		errs = append(errs, b.kill())
 	}
 	b.children.Reap()
 	if b.group != nil {
@@ -392,6 +393,15 @@ func (b *sandbox) destroy() error {
 	}
 	errs = append(errs, os.RemoveAll(b.path("overlay")))
 	return errors.Join(errs...)
+}
+
+// kill ends every process of the sandbox.
+func (b *sandbox) kill() error {
+	const within = 10 * time.Second
+	if b.group.Real() {
+		return b.group.Kill(within)
+	}
+	return killDescendants(b.children, within)
 }
 
 func closeAll(files []*os.File) {

@@ -22,12 +22,23 @@ type object = map[string]any
 
 // bundle is the OCI config. It has no value of the sandbox's environment: those stay in the keeper's memory.
 func bundle(s launch.Spec, desk string) ([]byte, error) {
-	ids := []object{{"containerID": 0, "hostID": s.HostIDBase, "size": idRange}}
+	uids := []object{{"containerID": 0, "hostID": s.HostIDBase, "size": idRange}}
+	gids := uids
+	var kept []string
+	user, capabilities := object{"uid": 0, "gid": 0}, []string{"CAP_KILL"}
+	if s.Rootless {
+		// The one id that there is. runsc wants init to start with it; init becomes the guest's root then, which no program may
+		// signal.
+		user = object{"uid": s.UID, "gid": s.GID}
+		capabilities = append(capabilities, "CAP_SETUID", "CAP_SETGID")
+		kept = capabilities
+		uids = []object{{"containerID": s.UID, "hostID": os.Getuid(), "size": 1}}
+		gids = []object{{"containerID": s.GID, "hostID": os.Getgid(), "size": 1}}
+	}
 	namespaces := []object{}
 	for _, n := range []string{"pid", "mount", "ipc", "uts", "network", "user"} {
 		namespaces = append(namespaces, object{"type": n})
 	}
-	kill := []string{"CAP_KILL"}
 	tmp := s.MemoryBytes / tmpShare
 	resources := object{}
 	if s.CPUMillis > 0 {
@@ -39,10 +50,10 @@ func bundle(s launch.Spec, desk string) ([]byte, error) {
 		"hostname":   s.Hostname,
 		"root":       object{"path": filepath.Join(desk, "rootfs"), "readonly": false},
 		"process": object{
-			"user": object{"uid": 0, "gid": 0}, "cwd": "/", "args": []string{guestInit, "init"},
+			"user": user, "cwd": "/", "args": []string{guestInit, "init"},
 			"env":             []string{"GOMAXPROCS=1", "GOTRACEBACK=none"},
 			"noNewPrivileges": true,
-			"capabilities":    object{"bounding": kill, "effective": kill, "permitted": kill},
+			"capabilities":    object{"bounding": capabilities, "effective": capabilities, "permitted": capabilities, "inheritable": kept, "ambient": kept},
 			"rlimits":         rlimits(s),
 		},
 		"mounts": []object{
@@ -53,7 +64,7 @@ func bundle(s launch.Spec, desk string) ([]byte, error) {
 			{"destination": s.MountPath, "type": "bind", "source": filepath.Join(desk, "workspace"), "options": []string{"rw", "nosuid", "nodev"}},
 			{"destination": guestInit, "type": "bind", "source": filepath.Join(desk, "init"), "options": []string{"ro", "nosuid", "nodev"}},
 		},
-		"linux": object{"namespaces": namespaces, "uidMappings": ids, "gidMappings": ids, "resources": resources},
+		"linux": object{"namespaces": namespaces, "uidMappings": uids, "gidMappings": gids, "resources": resources},
 	}
 	return json.Marshal(config)
 }

@@ -286,7 +286,7 @@ func (k *Keeper) Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply
 	usage, stats := k.meter.usage()
 	return &toolboxv1.UsageReply{
 		Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds()),
-		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: methodAlone,
+		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: k.meter.alone(),
 	}, nil
 }
 
@@ -297,6 +297,11 @@ func (k *Keeper) ReadFile(_ context.Context, r *toolboxv1.ReadFile) (*toolboxv1.
 
 // WriteFile implements server.Handler.
 func (k *Keeper) WriteFile(_ context.Context, r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error) {
+	if k.warden != nil {
+		if err := k.warden.admit(len(r.Data)); err != nil {
+			return nil, err
+		}
+	}
 	return k.files.Write(r)
 }
 

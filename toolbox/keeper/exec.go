@@ -62,6 +62,8 @@ type program struct {
 	// reason is why the tree is being ended; ending closes when none of it is left.
 	reason string
 	ending chan struct{}
+	// over is the limit that was passed when the warden ended everything.
+	over string
 }
 
 // launch makes the pipes and starts the program. Its failure is an End too.
@@ -163,6 +165,9 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 	}
 	p.mu.Lock()
 	reason, ending := p.reason, p.ending
+	if p.over != "" {
+		end.Message = p.over
+	}
 	p.mu.Unlock()
 	if reason != "" {
 		end.Reason = reason

@@ -37,6 +37,8 @@ type Keeper struct {
 	log     *slog.Logger
 	box     *sandbox
 	meter   *meter
+	// warden may be nil.
+	warden  *warden
 	files   *files.Files
 	started time.Time
 	// stop ends Serve.
@@ -141,12 +143,14 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if err != nil {
 		return nil, nil, errors.Join(err, k.close())
 	}
+	k.warden = k.newWarden()
 	return k, l, nil
 }
 
 func (k *Keeper) listen() (net.Listener, error) {
+	uid, gid := k.box.owner()
 	f, err := files.Open(files.Options{Dir: k.box.workspace, MountPath: k.spec.MountPath, Own: true,
-		UID: int(k.spec.HostIDBase + k.spec.UID), GID: int(k.spec.HostIDBase + k.spec.GID)})
+		UID: uid, GID: gid})
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +171,7 @@ func (k *Keeper) watch() {
 	if !shutting {
 		k.log.Warn("the sandbox ended by itself", "oom_kills", k.meter.oomKills())
 		// Nothing of it may go on, whatever the sentry died of.
-		if err := k.box.group.Kill(10 * time.Second); err != nil {
+		if err := k.box.kill(); err != nil {
 			k.log.Error("sandbox not killed", "error", err)
 		}
 		k.box.children.Reap()

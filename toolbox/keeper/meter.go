@@ -23,6 +23,9 @@ const sampleEvery = 250 * time.Millisecond
 const (
 	methodAlone  = "cgroup"
 	methodShared = "cgroup_shared"
+	// Where the host gives us no cgroup: by the sentry's word, its own work not included.
+	methodSentry       = "sentry"
+	methodSentryShared = "sentry_shared"
 )
 
 // counters are what the sandbox has used so far, seen from the host.
@@ -46,7 +49,7 @@ type account struct {
 
 // meter measures a sandbox by its cgroup and by the reads and writes of its sentry, and splits that among execs.
 type meter struct {
-	group  *cgroup.Group
+	gauge  *gauge
 	sentry int
 	// times asks the sentry for the time of the execs' processes.
 	times func(context.Context, []uint32) (map[uint32]time.Duration, error)
@@ -65,9 +68,9 @@ type meter struct {
 }
 
 func newMeter(box *sandbox) *meter {
-	m := &meter{group: box.group, sentry: box.pid, times: box.control.Times, open: map[*account]struct{}{}}
-	m.last = m.read(m.group.Stats())
-	m.total.peak = m.group.Stats().MemoryPeak
+	m := &meter{gauge: &gauge{box: box}, sentry: box.pid, times: box.control.Times, open: map[*account]struct{}{}}
+	m.last = m.read(m.gauge.stats())
+	m.total.peak = m.gauge.stats().MemoryPeak
 	return m
 }
 
@@ -104,7 +107,7 @@ func processIO(pid int) (read, written float64, ok bool) {
 // settle gives each open account its part of what was used since the last time. times may be nil; ending is the account that
 // is about to close, or nil.
 func (m *meter) settle(times map[uint32]time.Duration, ending *account) cgroup.Stats {
-	s := m.group.Stats()
+	s := m.gauge.stats()
 	now := m.read(s)
 	if n := len(m.open); n > 0 {
 		split(now.cpu-m.last.cpu, m.open, times, ending)
@@ -138,7 +141,7 @@ func (m *meter) begin(tag uint32) *account {
 	case 0:
 		m.settle(nil, nil)
 		// A peak belongs to one exec only if it starts with it.
-		a.shared = !m.group.ResetPeak()
+		a.shared = !m.gauge.resetPeak()
 		m.stop = make(chan struct{})
 		go m.follow(m.stop)
 	case 1:
@@ -215,6 +218,14 @@ func (m *meter) question() map[uint32]time.Duration {
 	return times
 }
 
+// alone is the method of measuring what does not overlap.
+func (m *meter) alone() string {
+	if m.gauge.box.group.Real() {
+		return methodAlone
+	}
+	return methodSentry
+}
+
 // end closes an account and says what its exec used and by which method.
 func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
 	m.ask(a, false)
@@ -227,9 +238,12 @@ func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
 		}
 	}
 	method := methodShared
+	if !m.gauge.box.group.Real() {
+		method = methodSentryShared
+	}
 	if !a.shared {
-		method = methodAlone
-		a.peak = max(a.peak, m.group.Stats().MemoryPeak)
+		method = m.alone()
+		a.peak = max(a.peak, m.gauge.stats().MemoryPeak)
 	}
 	return a.metrics(), method
 }
@@ -258,4 +272,4 @@ func (m *meter) usage() (*commonv1.UsageMetrics, cgroup.Stats) {
 	return total.metrics(), s
 }
 
-func (m *meter) oomKills() uint64 { return m.group.Stats().OOMKills }
+func (m *meter) oomKills() uint64 { return m.gauge.stats().OOMKills }

@@ -55,7 +55,11 @@ func bindReadOnly(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s: %w", to, err)
 	}
-	if err := unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+	flags, err := lockedFlags(to)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|flags, ""); err != nil {
 		return fmt.Errorf("bind %s read only: %w", to, err)
 	}
 	return nil

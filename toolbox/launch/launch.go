@@ -18,8 +18,10 @@ type Spec struct {
 	OverlayBytes uint64 `json:"overlay_bytes"`
 	// Workspace is the ext4 image file of the workspace. The keeper mounts it in a mount namespace of its own (nosuid, nodev),
 	// so that the mount goes when the keeper and the sandbox are gone. MountPath is where the guest sees it.
-	Workspace string `json:"workspace"`
-	MountPath string `json:"mount_path"`
+	// Rootless: it is a directory instead, and only watched not to hold more than WorkspaceBytes.
+	Workspace      string `json:"workspace"`
+	WorkspaceBytes uint64 `json:"workspace_bytes,omitempty"`
+	MountPath      string `json:"mount_path"`
 	// ImageEnv comes from the image's config, Env from the create request and wins.
 	ImageEnv []string          `json:"image_env"`
 	Env      map[string]string `json:"env"`
@@ -27,6 +29,10 @@ type Spec struct {
 	UID        uint32 `json:"uid"`
 	GID        uint32 `json:"gid"`
 	HostIDBase uint32 `json:"host_id_base"`
+	// Rootless: the keeper runs as a common user, in a user namespace that has only that user, under the same id, and with all
+	// capabilities there. HostIDBase means nothing then. Where no cgroup is to be had, the keeper watches the memory, and CPU
+	// has no limit.
+	Rootless bool `json:"rootless,omitempty"`
 	// Limits. PIDs bounds the guest's processes; the host cgroup's own bound is only a backstop.
 	CPUMillis   uint32 `json:"cpu_millis"`
 	MemoryBytes uint64 `json:"memory_bytes"`

@@ -109,7 +109,7 @@ func begin(t testing.TB, state string, spec launch.Spec, out *os.File) *Box {
 	b.cmd = exec.Command(spec.Toolbox, "keeper")
 	b.cmd.Stdin = bytes.NewReader(input)
 	b.cmd.Stdout, b.cmd.Stderr = out, b.Log
-	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWNS}
+	b.cmd.SysProcAttr = launch.Attributes(spec.Rootless)
 	require.NoError(t, b.cmd.Start())
 	require.NoError(t, out.Close())
 	go func() { _ = b.cmd.Wait(); close(b.ended) }()
