@@ -35,6 +35,9 @@ func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, result := range []string{"applied", "unknown", "malformed"} {
+		events.WithLabelValues(result) // so that the first one is an increase
+	}
 	return &metrics{events: events, lag: lag, failures: failures}, nil
 }
 

@@ -54,10 +54,15 @@ func newMetrics(reg prometheus.Registerer, service, consumer string) (*metrics, 
 		return nil, err
 	}
 	own := prometheus.Labels{"service": service, "consumer": consumer}
-	return &metrics{
+	m := &metrics{
 		messages: messages.MustCurryWith(own), dead: dead.MustCurryWith(own), seconds: seconds.With(own),
 		inFlight: inFlight.With(own), pullErrors: pullErrors.With(own),
-	}, nil
+	}
+	// A first dead letter is an increase only where zero was there before.
+	for _, reason := range []string{reasonPoison, reasonAttempts, reasonPanic} {
+		m.dead.WithLabelValues(reason)
+	}
+	return m, nil
 }
 
 // register adds a collector, or finds the equal one that another run in this process added.

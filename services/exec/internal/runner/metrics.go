@@ -4,13 +4,15 @@ import (
 	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 )
 
 type metrics struct {
 	running prometheus.Gauge
 	// ended counts by how: the reason of a completion, or lost.
 	ended *prometheus.CounterVec
-	// overhead is from the command's arrival to the toolbox's answer to Start, in seconds.
+	// start is from the command's arrival to the toolbox's answer to Start, in seconds.
 	start prometheus.Histogram
 }
 
@@ -26,6 +28,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "sandtrail_exec_start_seconds", Help: "From the arrival of a command to its program's start.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
+	}
+	for _, reason := range []string{"lost", sandbox.ReasonExited} {
+		m.ended.WithLabelValues(reason) // so that the first one is an increase
 	}
 	if reg == nil {
 		return m
