@@ -30,12 +30,14 @@ const (
 	outputRounds = 2
 )
 
-// program writes so many blocks, each in one write: its number in 8 bytes and then bytes that do not compress.
+// program writes so many blocks, each in one write (a pipe may take less, then the rest in another): its number in 8 bytes and
+// then bytes that do not compress.
 const program = `import os,sys,hashlib
 b=bytearray(b''.join(hashlib.sha256(i.to_bytes(8,'big')).digest() for i in range(2048)))
 for i in range(int(sys.argv[1])):
     b[:8]=i.to_bytes(8,'big')
-    if os.write(1,b)!=len(b): sys.exit(3)
+    n=os.write(1,b)
+    while n<len(b): n+=os.write(1,b[n:])
 `
 
 // blocks gives the same bytes.

@@ -1,0 +1,50 @@
+package e2e
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandtrail/sandtrail/tests/e2e/stack"
+)
+
+func TestMetricsAreDocumentedAndBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: runs real sandboxes")
+	}
+	s := stack.Up(t)
+	id := s.Create(t)
+	exec := s.Exec(t, id, "true")
+	s.Usage(t, exec.ID)
+	res, err := http.Get("http://" + s.HTTP + "/metrics")
+	require.NoError(t, err)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+
+	served := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE ((?:sandtrail|grpc)_\S+)`).FindAllSubmatch(body, -1) {
+		served[string(m[1])] = true
+	}
+	require.Greater(t, len(served), 15)
+	page, err := os.ReadFile(filepath.Join(stack.Root(t), "docs/OBSERVABILITY.md"))
+	require.NoError(t, err)
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("`((?:sandtrail|grpc)_[a-z_]+)`").FindAllSubmatch(page, -1) {
+		documented[string(m[1])] = true
+		require.True(t, served[string(m[1])], "%s is documented and not served", m[1])
+	}
+	for name := range served {
+		if regexp.MustCompile(`^sandtrail_`).MatchString(name) {
+			require.True(t, documented[name], "%s is served and not documented", name)
+		}
+	}
+	for _, value := range []string{id, exec.ID, "acme"} {
+		require.NotContains(t, string(body), value, "a label holds an id")
+	}
+}
