@@ -25,7 +25,7 @@ import (
 const readyPatience = time.Minute
 
 // create makes a sandbox by our API and one by `runsc run`, in turn.
-func create(ctx context.Context, b *Bench) ([]report.Row, error) {
+func create(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	up, err := b.Up(ctx)
 	if err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func create(ctx context.Context, b *Bench) ([]report.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer plain.Close()
+	defer func() { err = errors.Join(err, plain.Close()) }()
 	events := make(chan *nats.Msg, 1024)
 	sub, err := up.NATS().ChanSubscribe(subject.Live("evt."+live.Tenant+".sandbox.*"), events)
 	if err != nil {

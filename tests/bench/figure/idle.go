@@ -32,7 +32,7 @@ func idle(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer plain.Close()
+	defer func() { err = errors.Join(err, plain.Close()) }()
 	bare, err := plain.Run("/usr/bin/sh", "-c", "echo ready; read x; true")
 	if err != nil {
 		return nil, err

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Plain runs sandboxes with nothing but the runsc command, of the same image.
@@ -39,8 +41,13 @@ func (u *Up) NewPlain() (*Plain, error) {
 	return &Plain{dir: dir, runsc: runsc, rootfs: rootfs}, nil
 }
 
-// Close removes its files.
-func (p *Plain) Close() error { return os.RemoveAll(p.dir) }
+// Close removes its files, and the mount that runsc leaves in its root.
+func (p *Plain) Close() error {
+	if err := unix.Unmount(filepath.Join(p.dir, "root", "null-netns"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount what runsc left: %w", err)
+	}
+	return os.RemoveAll(p.dir)
+}
 
 // Running is a sandbox of Plain.
 type Running struct {
