@@ -235,6 +235,17 @@ func (g *Group) Stats() Stats {
 	}
 }
 
+// FileCache is how much of the memory in use is cache of files, which the kernel takes back when it is needed. Memory of the guest
+// is not in it: it is a file too, but one that lives in memory only.
+func (g *Group) FileCache() uint64 {
+	dir, all, shared := g.v1["memory"], "total_cache", "total_shmem"
+	if g.unified {
+		dir, all, shared = g.v2, "file", "shmem"
+	}
+	cache, shmem := keyed(dir, "memory.stat", all), keyed(dir, "memory.stat", shared)
+	return cache - min(cache, shmem)
+}
+
 // ResetPeak starts the peak anew. False: this kernel cannot, the peak goes on from the group's start.
 func (g *Group) ResetPeak() bool {
 	if g.unified {

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -37,11 +38,13 @@ type counters struct {
 // account is the part of one exec.
 type account struct {
 	// tag is the group of the exec's processes; seen their time by the sentry's last word, idle that it had not grown then.
-	tag    uint32
-	seen   time.Duration
-	idle   bool
-	used   counters
-	peak   uint64
+	tag  uint32
+	seen time.Duration
+	idle bool
+	used counters
+	peak uint64
+	// cached is the least file cache seen while it was open: what earlier execs left there, which its peak must not count.
+	cached uint64
 	sum    float64
 	count  uint64
 	shared bool
@@ -123,12 +126,15 @@ func (m *meter) settle(times map[uint32]time.Duration, ending *account) cgroup.S
 
 func (m *meter) sample(times map[uint32]time.Duration, ending *account) {
 	s := m.settle(times, ending)
+	cached := m.gauge.fileCache()
+	inUse := float64(s.MemoryBytes - min(s.MemoryBytes, cached))
 	for a := range m.open {
 		a.peak = max(a.peak, s.MemoryBytes)
-		a.sum += float64(s.MemoryBytes)
+		a.cached = min(a.cached, cached)
+		a.sum += inUse
 		a.count++
 	}
-	m.total.sum += float64(s.MemoryBytes)
+	m.total.sum += inUse
 	m.total.count++
 }
 
@@ -136,7 +142,7 @@ func (m *meter) sample(times map[uint32]time.Duration, ending *account) {
 func (m *meter) begin(tag uint32) *account {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := &account{tag: tag}
+	a := &account{tag: tag, cached: math.MaxUint64}
 	switch len(m.open) {
 	case 0:
 		m.settle(nil, nil)
@@ -250,7 +256,7 @@ func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
 
 func (a *account) metrics() *commonv1.UsageMetrics {
 	u := &commonv1.UsageMetrics{
-		CpuMs: uint64(a.used.cpu.Milliseconds()), MemoryPeakBytes: a.peak,
+		CpuMs: uint64(a.used.cpu.Milliseconds()), MemoryPeakBytes: a.peak - min(a.peak, a.cached),
 		DiskReadBytes: uint64(max(a.used.read, 0)), DiskWriteBytes: uint64(max(a.used.write, 0)),
 	}
 	if a.count > 0 {

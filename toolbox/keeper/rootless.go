@@ -103,6 +103,14 @@ func (g *gauge) stats() cgroup.Stats {
 	return g.last
 }
 
+// fileCache is cgroup.Group.FileCache; the sentry's word does not count any.
+func (g *gauge) fileCache() uint64 {
+	if g.box.group.Real() {
+		return g.box.group.FileCache()
+	}
+	return 0
+}
+
 // resetPeak is cgroup.Group.ResetPeak.
 func (g *gauge) resetPeak() bool {
 	if g.box.group.Real() {

@@ -39,6 +39,7 @@ func TestUsage(t *testing.T) {
 	memory := b.Sh(t, "dd if=/dev/zero bs=60M count=1 2>/dev/null | (sleep 0.8; wc -c)")
 	t.Logf("memory %v", memory.Usage)
 	require.Greater(t, memory.Usage.MemoryPeakBytes, uint64(50<<20))
+	require.Less(t, memory.Usage.MemoryPeakBytes, uint64(110<<20), "the file cache that the exec before left is not this one's")
 	require.Greater(t, memory.Usage.MemoryAvgBytes, uint64(30<<20))
 	require.Less(t, memory.Usage.MemoryAvgBytes, memory.Usage.MemoryPeakBytes)
 }
