@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -332,7 +333,9 @@ func (b *sandbox) reap() {
 	}
 }
 
-// probe runs a program the way every exec is run.
+// probe starts a program the way every exec is started: one that does not exist, and the sentry must say so. That shows that the
+// call, its arguments and the guest's files are understood; that programs run is shown by init, which is waited for next. Running
+// a second program for it would cost a start of 25 ms.
 func (b *sandbox) probe(ctx context.Context, control sentry.Control, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -349,16 +352,15 @@ func (b *sandbox) probe(ctx context.Context, control sentry.Control, limit time.
 			stdio[i] = r
 		}
 	}
-	pid, err := control.Execute(ctx, sentry.Program{
-		Argv: []string{guestInit, "true"}, Env: []string{"GOMAXPROCS=1"},
-		WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio,
+	_, err := control.Execute(ctx, sentry.Program{
+		Argv: []string{path.Join(path.Dir(guestInit), "none")}, WorkingDir: "/", UID: b.spec.UID, GID: b.spec.GID, Stdio: stdio,
 	})
-	if err != nil {
-		return err
-	}
-	status, err := control.Wait(ctx, pid)
-	if err == nil && status != 0 {
-		err = fmt.Errorf("status %#x", uint32(status))
+	var answered *sentry.Error
+	switch {
+	case err == nil:
+		return errors.New("a program that does not exist was started")
+	case errors.As(err, &answered) && answered.Classify() == sentry.NotFound:
+		return nil
 	}
 	return err
 }

@@ -90,9 +90,6 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 		return nil, false, wire.NewError("resource_exhausted", "too_many_execs",
 			fmt.Sprintf("%d commands run in this sandbox already", k.running))
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, false, fmt.Errorf("make exec directory: %w", err)
-	}
 	limit := k.spec.OutputCap
 	if r.OutputCap > 0 && (limit == 0 || r.OutputCap < limit) {
 		limit = r.OutputCap
@@ -311,8 +308,8 @@ func (k *Keeper) ListFiles(_ context.Context, r *toolboxv1.ListFiles) (*toolboxv
 }
 
 // record writes an end where it outlives the memory.
-func (k *Keeper) record(p *program, end *toolboxv1.End) error {
-	b, err := proto.Marshal(end)
+func (k *Keeper) record(p *program) error {
+	b, err := proto.Marshal(p.end)
 	if err != nil {
 		return err
 	}

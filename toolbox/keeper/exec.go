@@ -175,7 +175,7 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 	}
 }
 
-// settle ends the output, measures, records the end and lets everybody see it.
+// settle ends the output, measures, and lets everybody see the end.
 func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	p.spool.Release()
 	until := time.Now().Add(drainGrace)
@@ -192,9 +192,6 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	p.out, p.account = [2]*output{}, nil
 	end.EndedAt = timestamppb.Now()
 	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
-	if err := k.record(p, end); err != nil {
-		k.log.Error("end not recorded", "exec", p.id, "error", err)
-	}
 	p.end = end
 	p.spool.End()
 	p.first.Close()

@@ -238,8 +238,11 @@ func (k *Keeper) ended(p *program) {
 	}
 }
 
-// drop removes an ended exec's output from memory and disk.
+// drop removes an ended exec's output from memory and disk. Its end goes to disk first: until now memory knew that it has run.
 func (k *Keeper) drop(p *program) {
+	if err := k.record(p); err != nil {
+		k.log.Error("end not recorded", "exec", p.id, "error", err)
+	}
 	k.mu.Lock()
 	if k.execs[p.id] == p {
 		delete(k.execs, p.id)

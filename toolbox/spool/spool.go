@@ -40,7 +40,7 @@ var ErrEnded = errors.New("output has ended")
 
 // Options of a Spool. Zero values are the defaults above.
 type Options struct {
-	// Dir is an existing directory for the files stdout and stderr, each at most Cap bytes. They are made when the output
+	// Dir is where the files stdout and stderr go, each at most Cap bytes; its parent exists. They are made, and Dir, when the output
 	// no longer fits in memory. Where that fails, or a write does, the bytes are dropped and counted as a gap.
 	Dir string
 	// Cap is the most bytes kept of each stream, at least 1 KiB.

@@ -351,11 +351,11 @@ func TestReleaseAndEndFreeAWriter(t *testing.T) {
 
 // A full disk costs the output, told as a gap, and nothing else.
 func TestOutputThatCannotBeStoredIsAGap(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "made later")
+	dir := filepath.Join(t.TempDir(), "made", "later")
 	p := New(Options{Dir: dir, Cap: 1 << 20})
 	require.NoError(t, p.Append(Stdout, fill(make([]byte, 5000), Stdout, 0)))
 	require.NoError(t, p.Append(Stdout, fill(make([]byte, 60_000), Stdout, 5000)))
-	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	require.NoError(t, p.Append(Stdout, fill(make([]byte, 100), Stdout, 65_000)))
 	p.End()
 	end := p.StreamEnd(Stdout)

@@ -117,7 +117,7 @@ func (s *stream) write(dir string, at slot, data []byte) (*os.File, error) {
 	f := at.file
 	if f == nil {
 		var err error
-		f, err = os.OpenFile(filepath.Join(dir, s.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		f, err = create(dir, s.name)
 		if err != nil {
 			return nil, err
 		}
@@ -192,4 +192,18 @@ func (s *stream) remove(dir string) error {
 		return nil
 	}
 	return err
+}
+
+// create makes a file and, for the first one, its directory: most programs write too little to need any, and making a directory
+// takes longer than starting them.
+func create(dir, name string) (*os.File, error) {
+	const flags = os.O_RDWR | os.O_CREATE | os.O_TRUNC
+	f, err := os.OpenFile(filepath.Join(dir, name), flags, 0o600)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(dir, name), flags, 0o600)
 }

@@ -30,7 +30,7 @@ type flags struct {
 	StartDeadline time.Duration `default:"5m" help:"How long a create may take."`
 	KeepWorkspace time.Duration `default:"24h" help:"How long the workspace of a destroyed sandbox stays."`
 	OrphanGrace   time.Duration `default:"2m" help:"How long something that runs here and that the log does not know is left alone."`
-	Pool          int           `help:"Empty workspaces kept ready."`
+	Pool          int           `default:"4" help:"Empty workspaces of the usual size kept ready, so that a create only renames one."`
 }
 
 func (f flags) config() app.Config {
