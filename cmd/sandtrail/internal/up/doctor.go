@@ -52,7 +52,7 @@ func (d *Doctor) run(ctx context.Context, out, logs io.Writer) error {
 		return err
 	}
 	for _, c := range checks {
-		if !c.OK {
+		if !c.OK && !c.Optional {
 			return ErrUnfit
 		}
 	}
@@ -63,7 +63,11 @@ func table(out io.Writer, checks []lifecycle.Check) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, c := range checks {
 		state := "ok"
-		if !c.OK {
+		switch {
+		case c.OK:
+		case c.Optional:
+			state = "without"
+		default:
 			state = "LACKS"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\n", state, c.Name, c.Detail)
