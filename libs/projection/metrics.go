@@ -1,10 +1,9 @@
 package projection
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
 
 type metrics struct {
@@ -16,20 +15,20 @@ type metrics struct {
 // newMetrics makes or finds the metrics. The label projection is its name, result one of three words.
 func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	own := prometheus.Labels{"projection": name}
-	events, err := register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+	events, err := telemetry.Register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_projection_events_total", ConstLabels: own,
 		Help: "Events by what became of them: applied, unknown (a type of a newer program) or malformed.",
 	}, []string{"result"}))
 	if err != nil {
 		return nil, err
 	}
-	lag, err := register(reg, prometheus.NewGauge(prometheus.GaugeOpts{
+	lag, err := telemetry.Register(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "sandtrail_projection_lag_events", Help: "Events that are in the log and not in the view.", ConstLabels: own,
 	}))
 	if err != nil {
 		return nil, err
 	}
-	failures, err := register(reg, prometheus.NewCounter(prometheus.CounterOpts{
+	failures, err := telemetry.Register(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "sandtrail_projection_failures_total", Help: "Sessions that ended with an error.", ConstLabels: own,
 	}))
 	if err != nil {
@@ -39,22 +38,4 @@ func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 		events.WithLabelValues(result) // so that the first one is an increase
 	}
 	return &metrics{events: events, lag: lag, failures: failures}, nil
-}
-
-// register adds a collector, or finds the equal one that another runner in this process added.
-func register[C prometheus.Collector](reg prometheus.Registerer, c C) (C, error) {
-	if reg == nil {
-		return c, nil
-	}
-	err := reg.Register(c)
-	var there prometheus.AlreadyRegisteredError
-	if errors.As(err, &there) {
-		if old, ok := there.ExistingCollector.(C); ok {
-			return old, nil
-		}
-	}
-	if err != nil {
-		return c, fmt.Errorf("register metrics: %w", err)
-	}
-	return c, nil
 }
