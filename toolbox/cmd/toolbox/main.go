@@ -29,7 +29,6 @@ func main() {
 		err := keeper.Enter(os.Args[2:])
 		fmt.Fprintln(os.Stderr, "toolbox enter:", err)
 		os.Exit(1)
-	case "true":
 	case "version":
 		fmt.Println(version)
 	default:
@@ -38,6 +37,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | enter PROCS... -- COMMAND... | true | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | enter PROCS... -- COMMAND... | version")
 	os.Exit(2)
 }
