@@ -56,9 +56,11 @@ type runner struct {
 	// queues has the messages of each key in order; the first one runs or waits for a lane.
 	queues map[string][]*delivery
 	flying map[identity]*delivery
-	// settled and panics outlive a delivery.
-	settled *memory[verdict]
-	panics  *memory[int]
+	// settled, confirmed and panics outlive a delivery. A server that restarts may forget an acknowledgement that it confirmed, so
+	// those are remembered too; apart, so that they do not push out what is not confirmed yet.
+	settled   *memory[verdict]
+	confirmed *memory[verdict]
+	panics    *memory[int]
 }
 
 // dispatch takes a message that has space reserved and gives the space back when it is done.
@@ -144,9 +146,11 @@ func (r *runner) newest(d *delivery) jetstream.Msg {
 
 // process decides what becomes of a message.
 func (r *runner) process(d *delivery) {
-	if v, ok := r.settled.get(d.id); ok {
-		r.settle(d, v)
-		return
+	for _, known := range []*memory[verdict]{r.settled, r.confirmed} {
+		if v, ok := known.get(d.id); ok {
+			r.settle(d, v)
+			return
+		}
 	}
 	if r.cfg.MaxAttempts > 0 && d.Attempt > r.cfg.MaxAttempts {
 		// Its attempts ended without an answer: each one brought the process down.
@@ -213,6 +217,7 @@ func (r *runner) settle(d *delivery, v verdict) {
 		r.metrics.done("unconfirmed")
 		return
 	}
+	r.confirmed.put(d.id, v)
 	r.settled.drop(d.id)
 	r.metrics.done("ack")
 }

@@ -160,7 +160,7 @@ func Run(ctx context.Context, js jetstream.JetStream, cfg Config, h Handler) err
 		cfg: cfg, js: js, handle: h, metrics: m, ctx: ctx, work: work,
 		lanes: make(chan struct{}, cfg.Lanes), space: make(chan struct{}, cfg.Lanes*held),
 		queues: map[string][]*delivery{}, flying: map[identity]*delivery{},
-		settled: newMemory[verdict](), panics: newMemory[int](), ackWait: defaultAckWait,
+		settled: newMemory[verdict](), confirmed: newMemory[verdict](), panics: newMemory[int](), ackWait: defaultAckWait,
 	}
 	beats := make(chan struct{})
 	go func() {
