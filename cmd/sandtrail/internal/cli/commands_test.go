@@ -216,7 +216,7 @@ func TestRm(t *testing.T) {
 	gone := "11111111-1111-4111-8111-111111111111"
 	r := f.run(t, "rm", gone, box, box)
 	require.Equal(t, cli.ExitNotFound, r.code)
-	require.Contains(t, r.stdout, box+"  gone")
+	require.Regexp(t, `^`+box+`  gone, took [0-9.]+m?s\n$`, r.stdout, "how long it was up is another matter")
 	require.Contains(t, r.stderr, gone+": there is no sandbox")
 	require.Equal(t, 2, f.count("DestroySandbox"))
 	require.Equal(t, 0, f.run(t, "rm", box).code)
@@ -420,6 +420,8 @@ func TestCompletion(t *testing.T) {
 		"ls --grpc x --output=json -": "",
 		"replay ":                     "exec sandbox",
 		"completion z":                "zsh",
+		"ls --output=js":              "--output=json",
+		"ls --output = js":            "json",
 		"exec " + box + " -- --":      "",
 	} {
 		r := f.run(t, append([]string{"__complete", "--"}, strings.Split(words, " ")...)...)

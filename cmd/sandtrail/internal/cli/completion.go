@@ -15,12 +15,17 @@ type Completion struct {
 
 // The scripts ask this program for the words that may stand at the cursor, one a line; without any the shell completes files.
 var scripts = map[string]string{
+	// bash takes --output=js as three words.
 	"bash": `_sandtrail() {
-	local IFS=$'\n'
-	COMPREPLY=($("${COMP_WORDS[0]}" __complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+	local IFS=$'\n' words=("${COMP_WORDS[@]:1:COMP_CWORD}")
+	if [[ ${words[-1]} == = ]]; then
+		words+=("")
+	fi
+	COMPREPLY=($("${COMP_WORDS[0]}" __complete -- "${words[@]}" 2>/dev/null))
 }
 complete -o default -F _sandtrail sandtrail
 `,
+	// zsh runs it as a file of fpath, whose first run is the first completion, or sourced, perhaps before any completion is set up.
 	"zsh": `#compdef sandtrail
 _sandtrail() {
 	local -a found
@@ -32,13 +37,23 @@ _sandtrail() {
 		_files
 	fi
 }
-compdef _sandtrail sandtrail
+if [[ ${funcstack[1]} == _sandtrail ]]; then
+	_sandtrail "$@"
+else
+	(( ${+functions[compdef]} )) || { autoload -Uz compinit && compinit; }
+	compdef _sandtrail sandtrail
+fi
 `,
 	"fish": `function __sandtrail_complete
 	set -l words (commandline -opc) (commandline -ct)
-	$words[1] __complete -- $words[2..-1] 2>/dev/null
+	set -l found ($words[1] __complete -- $words[2..-1] 2>/dev/null)
+	if test (count $found) -gt 0
+		printf '%s\n' $found
+	else
+		__fish_complete_path (commandline -ct)
+	end
 end
-complete -c sandtrail -a '(__sandtrail_complete)'
+complete -c sandtrail -f -a '(__sandtrail_complete)'
 `,
 }
 
@@ -83,6 +98,7 @@ func candidates(node *kong.Node, words []string) []string {
 	position := 0
 	for _, w := range before {
 		switch {
+		case open != nil && w == "=":
 		case open != nil:
 			open = nil
 		case w == "--":
@@ -103,6 +119,13 @@ func candidates(node *kong.Node, words []string) []string {
 	switch {
 	case open != nil:
 		all = enum(open.Value)
+	case strings.HasPrefix(typed, "-") && strings.Contains(typed, "="):
+		if f := flagOf(node, typed); f != nil {
+			name, _, _ := strings.Cut(typed, "=")
+			for _, v := range enum(f.Value) {
+				all = append(all, name+"="+v)
+			}
+		}
 	case strings.HasPrefix(typed, "-"):
 		for _, f := range flags(node) {
 			all = append(all, "--"+f.Name)

@@ -11,12 +11,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/cli"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -177,7 +179,7 @@ func (f *fake) DestroySandbox(_ context.Context, req *computev1.DestroySandboxRe
 	if req.GetSandboxId() != box {
 		return nil, failure(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox", nil)
 	}
-	return &computev1.DestroySandboxResponse{SandboxId: box}, nil
+	return &computev1.DestroySandboxResponse{SandboxId: box, TotalUptime: durationpb.New(26 * time.Hour)}, nil
 }
 
 func page[T any](all []T, p *commonv1.PageRequest) ([]T, *commonv1.PageResponse) {

@@ -241,11 +241,13 @@ func (r *Rm) Run(e *Env) error {
 	group.SetLimit(parallelRemovals)
 	for i, id := range targets {
 		group.Go(func() error {
+			asked := time.Now()
 			answers[i], failed[i] = remove(ctx, api, id)
+			took := time.Since(asked)
 			mu.Lock()
 			defer mu.Unlock()
 			if failed[i] == nil && !r.json() {
-				_, failed[i] = fmt.Fprintf(e.Stdout, "%s  gone after %s\n", id, render.Span(answers[i].GetTotalUptime()))
+				_, failed[i] = fmt.Fprintf(e.Stdout, "%s  gone, took %s\n", id, render.Duration(took))
 			}
 			return nil
 		})

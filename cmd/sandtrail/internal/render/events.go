@@ -70,7 +70,7 @@ func happened(body proto.Message) string {
 	case *eventsv1.SandboxDestroying:
 		return "its end was decided: " + b.GetReason()
 	case *eventsv1.SandboxDestroyed:
-		return fmt.Sprintf("gone after %s; workspace kept until %s", millis(b.GetUptimeMs()), Time(b.GetWorkspaceDeleteAfter()))
+		return fmt.Sprintf("gone, was up for %s; workspace kept until %s", millis(b.GetUptimeMs()), Time(b.GetWorkspaceDeleteAfter()))
 	case *eventsv1.SandboxUsageSampled:
 		return fmt.Sprintf("used %s of CPU, at most %s, in %s", millis(b.GetUsage().GetCpuMs()), Bytes(b.GetUsage().GetMemoryPeakBytes()), millis(b.GetUptimeMs()))
 	case *eventsv1.WorkspaceReleased:
