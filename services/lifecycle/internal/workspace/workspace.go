@@ -1,5 +1,6 @@
 // Package workspace keeps the workspaces of one worker: each an ext4 file system in a sparse file of exactly its size, so that a
-// full workspace is a clean ENOSPC inside and nobody else's problem. It mounts nothing.
+// full workspace is a clean ENOSPC inside and nobody else's problem. Where such a file cannot be mounted a workspace is a
+// directory, whose size others have to watch. This package mounts nothing.
 package workspace
 
 import (
@@ -38,8 +39,11 @@ type Options struct {
 	Dir string
 	// UID and GID own the root directory of a workspace, as ids of this host.
 	UID, GID uint32
-	// Pool is how many empty workspaces of DefaultBytes are kept ready, so that a create only renames one; 0 keeps none.
+	// Pool is how many empty workspaces of DefaultBytes are kept ready, so that a create only renames one; 0 keeps none. A
+	// directory is made as fast as it is renamed: there are none ready then.
 	Pool int
+	// Directories: workspaces are directories that belong to this process's user. Their size is only remembered.
+	Directories bool
 	// ReserveBytes of the host's file system must stay free for a create to succeed; default 1 GiB.
 	ReserveBytes uint64
 	Log          *slog.Logger
@@ -63,6 +67,9 @@ func Open(o Options) (*Store, error) {
 	if o.ReserveBytes == 0 {
 		o.ReserveBytes = 1 << 30
 	}
+	if o.Directories {
+		o.Pool = 0
+	}
 	if err := os.MkdirAll(filepath.Join(o.Dir, poolDir), 0o700); err != nil {
 		return nil, fmt.Errorf("open workspaces: %w", err)
 	}
@@ -72,7 +79,7 @@ func Open(o Options) (*Store, error) {
 	}
 	// Another owner may be configured now, and a file may be half made: nothing of an earlier pool is taken over.
 	for _, path := range ready {
-		if err := os.Remove(path); err != nil {
+		if err := removeTree(path); err != nil {
 			return nil, fmt.Errorf("open workspaces: %w", err)
 		}
 	}
@@ -88,11 +95,22 @@ func (s *Store) Close() {
 	<-s.done
 }
 
-// Path is where the image of a workspace lies, whether or not it exists. id must have passed ids.Valid.
-func (s *Store) Path(id string) string { return filepath.Join(s.o.Dir, id+suffix) }
+// Path is where what a sandbox gets of a workspace lies, an image or a directory, whether or not it exists. id must have passed
+// ids.Valid.
+func (s *Store) Path(id string) string { return shown(s.place(id)) }
 
-// Create makes the workspace and returns the path of its image; size 0 means DefaultBytes, and is rounded up to whole blocks.
-// One that exists with that size is returned as it is; with another size it is a conflict.
+func (s *Store) place(id string) string { return filepath.Join(s.o.Dir, id+s.suffix()) }
+
+func (s *Store) suffix() string {
+	if s.o.Directories {
+		return dirSuffix
+	}
+	return suffix
+}
+
+// Create makes the workspace and returns Path; size 0 means DefaultBytes, and is rounded up to whole blocks.
+// One that exists with that size is returned as it is; with another size it is a conflict. One that is a directory where this
+// store makes images, or the other way round, is refused.
 func (s *Store) Create(ctx context.Context, id string, size uint64) (string, error) {
 	size, err := checkSize(size)
 	if err != nil {
@@ -101,9 +119,12 @@ func (s *Store) Create(ctx context.Context, id string, size uint64) (string, err
 	if err := checkID(id); err != nil {
 		return "", err
 	}
-	path := s.Path(id)
-	if info, err := os.Lstat(path); err == nil {
-		return path, sameSize(info, size)
+	path := s.place(id)
+	if _, err := os.Lstat(path); err == nil {
+		return shown(path), sameSize(path, size)
+	}
+	if err := s.otherKind(id); err != nil {
+		return "", err
 	}
 	if err := s.checkFree(); err != nil {
 		return "", err
@@ -111,24 +132,27 @@ func (s *Store) Create(ctx context.Context, id string, size uint64) (string, err
 	from, pooled := s.take(size)
 	if !pooled {
 		from = filepath.Join(s.o.Dir, poolDir, ids.New()+".new")
-		if err := s.format(ctx, from, size); err != nil {
+		if err := s.prepare(ctx, from, size); err != nil {
 			return "", err
 		}
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EEXIST) {
 		// Another create of the same id was faster.
-		_ = os.Remove(from)
-		info, err := os.Lstat(path)
-		if err != nil {
-			return "", diskFault(err)
-		}
-		return path, sameSize(info, size)
+		_ = removeTree(from)
+		return shown(path), sameSize(path, size)
 	}
 	if err != nil {
 		return "", diskFault(fmt.Errorf("create workspace: %w", err))
 	}
-	return path, nil
+	return shown(path), nil
+}
+
+func (s *Store) prepare(ctx context.Context, path string, size uint64) error {
+	if s.o.Directories {
+		return prepareDir(path, size)
+	}
+	return s.format(ctx, path, size)
 }
 
 func checkID(id string) error {
@@ -148,9 +172,13 @@ func checkSize(size uint64) (uint64, error) {
 	return (size + block - 1) / block * block, nil
 }
 
-func sameSize(info fs.FileInfo, size uint64) error {
-	if uint64(info.Size()) != size {
-		return fault.Newf(fault.Conflict, fault.ReasonConflict, "the workspace exists with %d bytes", info.Size())
+func sameSize(path string, size uint64) error {
+	have, err := sizeOf(path)
+	if err != nil {
+		return diskFault(err)
+	}
+	if have != size {
+		return fault.Newf(fault.Conflict, fault.ReasonConflict, "the workspace exists with %d bytes", have)
 	}
 	return nil
 }
@@ -231,24 +259,27 @@ func Program(name string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 }
 
-// Delete removes a workspace; one that is not there is no error.
+// Delete removes a workspace, of whichever kind; one that is not there is no error.
 func (s *Store) Delete(id string) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
-	if err := os.Remove(s.Path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	at := filepath.Join(s.o.Dir, id)
+	if err := os.Remove(at + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return diskFault(err)
 	}
-	return nil
+	return s.discard(at + dirSuffix)
 }
 
-// Exists reports whether there is a workspace of this id.
+// Exists reports whether there is a workspace of this id, of whichever kind.
 func (s *Store) Exists(id string) bool {
-	_, err := os.Lstat(s.Path(id))
-	return ids.Valid(id) && err == nil
+	at := filepath.Join(s.o.Dir, id)
+	_, image := os.Lstat(at + suffix)
+	_, dir := os.Lstat(at + dirSuffix)
+	return ids.Valid(id) && (image == nil || dir == nil)
 }
 
-// List gives the ids of all workspaces, sorted.
+// List gives the ids of all workspaces, of both kinds, sorted.
 func (s *Store) List() ([]string, error) {
 	entries, err := os.ReadDir(s.o.Dir)
 	if err != nil {
@@ -256,10 +287,11 @@ func (s *Store) List() ([]string, error) {
 	}
 	var all []string
 	for _, e := range entries {
-		if id, ok := strings.CutSuffix(e.Name(), suffix); ok && ids.Valid(id) {
+		ext := filepath.Ext(e.Name())
+		if id := strings.TrimSuffix(e.Name(), ext); (ext == suffix || ext == dirSuffix) && ids.Valid(id) {
 			all = append(all, id)
 		}
 	}
 	slices.Sort(all)
-	return all, nil
+	return slices.Compact(all), nil
 }

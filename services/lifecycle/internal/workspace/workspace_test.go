@@ -58,7 +58,18 @@ func TestCreateMakesAnEmptySparseFileSystem(t *testing.T) {
 }
 
 func TestCreateIsRepeatable(t *testing.T) {
-	s := open(t, Options{Pool: 1})
+	both(t, createIsRepeatable)
+}
+
+// both runs a test with images and with directories.
+func both(t *testing.T, test func(*testing.T, Options)) {
+	for name, o := range map[string]Options{"images": {Pool: 4}, "directories": {Directories: true}} {
+		t.Run(name, func(t *testing.T) { test(t, o) })
+	}
+}
+
+func createIsRepeatable(t *testing.T, o Options) {
+	s := open(t, o)
 	id := ids.New()
 	first, err := s.Create(t.Context(), id, 0)
 	require.NoError(t, err)
@@ -70,9 +81,13 @@ func TestCreateIsRepeatable(t *testing.T) {
 	after, err := os.Stat(again)
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after), "content is never replaced")
+	require.Equal(t, s.Path(id), first)
 
 	_, err = s.Create(t.Context(), id, MinBytes)
 	require.Equal(t, fault.Conflict, fault.CodeOf(err))
+	o.Dir = s.o.Dir
+	_, err = open(t, o).Create(t.Context(), id, MinBytes)
+	require.Equal(t, fault.Conflict, fault.CodeOf(err), "another process knows its size")
 
 	list, err := s.List()
 	require.NoError(t, err)
@@ -84,7 +99,11 @@ func TestCreateIsRepeatable(t *testing.T) {
 }
 
 func TestConcurrentCreatesOfOneWorkspaceMakeOne(t *testing.T) {
-	s := open(t, Options{Pool: 4})
+	both(t, concurrentCreates)
+}
+
+func concurrentCreates(t *testing.T, o Options) {
+	s := open(t, o)
 	id := ids.New()
 	errs := make([]error, 8)
 	var wg sync.WaitGroup
@@ -123,8 +142,10 @@ func TestPoolMakesACreateARename(t *testing.T) {
 	require.Len(t, list, 1)
 }
 
-func TestBounds(t *testing.T) {
-	s := open(t, Options{})
+func TestBounds(t *testing.T) { both(t, bounds) }
+
+func bounds(t *testing.T, o Options) {
+	s := open(t, o)
 	for _, size := range []uint64{1, MinBytes - 1, MaxBytes + 1, math.MaxUint64} {
 		_, err := s.Create(t.Context(), ids.New(), size)
 		require.Equal(t, fault.InvalidArgument, fault.CodeOf(err))
@@ -134,7 +155,8 @@ func TestBounds(t *testing.T) {
 		require.Equal(t, fault.InvalidArgument, fault.CodeOf(err))
 		require.Error(t, s.Delete(id))
 	}
-	full := open(t, Options{ReserveBytes: math.MaxUint64})
+	o.ReserveBytes = math.MaxUint64
+	full := open(t, o)
 	_, err := full.Create(t.Context(), ids.New(), 0)
 	require.True(t, fault.Is(err, fault.ReasonDiskFull))
 	list, err := full.List()
