@@ -191,6 +191,18 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 	}
 }
 
+// Streams names every stream that there is, those behind buckets included.
+func Streams() []string {
+	var names []string
+	for _, s := range streams(Options{}) {
+		names = append(names, s.Name)
+	}
+	for _, b := range buckets(Options{}) {
+		names = append(names, subject.BucketStream(b.Bucket))
+	}
+	return names
+}
+
 // consumer is a durable pull consumer of a stream.
 type consumer struct {
 	stream string
