@@ -4,16 +4,15 @@ package views
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/bucket"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -38,47 +37,13 @@ func New(log *slog.Logger, keep func(*commandsv1.SandboxView) bool) *Set {
 	return &Set{keep: keep, log: log, views: map[string]*commandsv1.SandboxView{}, ready: make(chan struct{})}
 }
 
-// Run follows the bucket until ctx ends. A watch that breaks is begun again a second later; the set then keeps what it knew.
+// Run follows the bucket until ctx ends. While a watch is broken the set keeps what it knew.
 func (s *Set) Run(ctx context.Context, js jetstream.JetStream) error {
-	for {
-		err := s.watch(ctx, js)
-		if ctx.Err() != nil {
-			return nil
-		}
-		s.log.Warn("the watch on the sandboxes' views broke", "error", err)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (s *Set) watch(ctx context.Context, js jetstream.JetStream) error {
-	kv, err := js.KeyValue(ctx, topology.BucketSandbox)
-	if err != nil {
-		return fmt.Errorf("open the bucket of sandboxes: %w", err)
-	}
-	w, err := kv.WatchAll(ctx)
-	if err != nil {
-		return fmt.Errorf("watch the bucket of sandboxes: %w", err)
-	}
-	defer func() { _ = w.Stop() }()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e, open := <-w.Updates():
-			switch {
-			case !open:
-				return fmt.Errorf("the watch has ended")
-			case e == nil:
-				s.once.Do(func() { close(s.ready) })
-			case e.Operation() == jetstream.KeyValuePut:
-				s.put(e.Key(), e.Value())
-			}
-		}
-	}
+	bucket.Follow(ctx, js, topology.BucketSandbox, s.log, bucket.Watcher{
+		Put:     func(e jetstream.KeyValueEntry, _ bool) { s.put(e.Key(), e.Value()) },
+		Current: func() { s.once.Do(func() { close(s.ready) }) },
+	})
+	return nil
 }
 
 func (s *Set) put(key string, value []byte) {

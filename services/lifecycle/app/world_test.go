@@ -73,7 +73,13 @@ func newWorld(t *testing.T) *world {
 	dir := t.TempDir()
 	key, err := seal.Load(filepath.Join(dir, "seal.key"))
 	require.NoError(t, err)
-	return &world{t: t, f: f, host: newHost(), dir: dir, log: jslog.New(f.JS), key: key}
+	w := &world{t: t, f: f, host: newHost(), dir: dir, log: jslog.New(f.JS), key: key}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(w.logged.String())
+		}
+	})
+	return w
 }
 
 func (w *world) now() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -24,16 +25,20 @@ type Heartbeat struct {
 	Now       func() time.Time
 }
 
-// Run beats until ctx ends; a beat that fails is logged and the next one made in time.
+// Run beats until ctx ends, also at once when the connection comes back; a beat that fails is logged and the next one made in
+// time.
 func (h Heartbeat) Run(ctx context.Context, js jetstream.JetStream) error {
 	tick := time.NewTicker(h.Every)
 	defer tick.Stop()
+	connected := js.Conn().StatusChanged(nats.CONNECTED)
+	defer js.Conn().RemoveStatusListener(connected)
 	for {
 		if err := h.Beat(ctx, js); err != nil && ctx.Err() == nil {
 			h.Log.Warn("the heartbeat of this worker was not stored", "error", err)
 		}
 		select {
 		case <-tick.C:
+		case <-connected:
 		case <-ctx.Done():
 			return nil
 		}

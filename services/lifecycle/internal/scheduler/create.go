@@ -117,6 +117,8 @@ func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *events
 	return placement, err
 }
 
+// awaitWorkers returns those that were heard of lately. That there is none is a refusal for good, so it is said only after
+// WorkerWait in which no heartbeat can have been missed: after an outage the workers come back a little later than the log.
 func (s *Scheduler) awaitWorkers(ctx context.Context) ([]*commandsv1.WorkerStatus, error) {
 	deadline := time.NewTimer(s.cfg.WorkerWait)
 	defer deadline.Stop()
@@ -130,6 +132,14 @@ func (s *Scheduler) awaitWorkers(ctx context.Context) ([]*commandsv1.WorkerStatu
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-deadline.C:
+			heard := s.workers.Listening()
+			if heard == 0 {
+				return nil, fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the workers cannot be heard now").WithRetry(time.Second)
+			}
+			if heard < s.cfg.WorkerWait {
+				deadline.Reset(s.cfg.WorkerWait - heard)
+				continue
+			}
 			return nil, fault.New(fault.Unavailable, fault.ReasonNoWorker, "no worker is running").WithRetry(5 * time.Second)
 		}
 	}

@@ -58,12 +58,18 @@ func newDesk(t *testing.T, workers ...*commandsv1.WorkerStatus) *desk {
 	require.Eventually(t, func() bool { fresh, _ := known.Fresh(); return len(fresh) == len(workers) }, 10*time.Second, 5*time.Millisecond)
 	d.places, err = scheduler.NewPlaces(t.Context(), f.JS, d.now)
 	require.NoError(t, err)
-	d.s, err = scheduler.New(t.Context(), scheduler.Config{
+	d.s = d.scheduler(known)
+	return d
+}
+
+func (d *desk) scheduler(known *scheduler.Workers) *scheduler.Scheduler {
+	d.t.Helper()
+	s, err := scheduler.New(d.t.Context(), scheduler.Config{
 		MaxPerTenant: 1, StartDeadline: time.Minute, WorkerWait: 50 * time.Millisecond,
 		Limits: scheduler.Limits{Default: &eventsv1.Limits{MemoryBytes: 1 << 20}, WorkspaceBytes: 1 << 30, MountPath: "/workspace"},
-	}, f.NC, f.JS, d.log, d.places, known, slog.New(slog.DiscardHandler), d.now)
-	require.NoError(t, err)
-	return d
+	}, d.f.NC, d.f.JS, d.log, d.places, known, slog.New(slog.DiscardHandler), d.now)
+	require.NoError(d.t, err)
+	return s
 }
 
 func (d *desk) now() time.Time { return time.Unix(0, d.at.Load()) }
@@ -78,17 +84,23 @@ func (d *desk) create(id, command string, attempt int) *commandsv1.Outcome {
 	inbox := d.f.NC.NewInbox()
 	sub, err := d.f.NC.SubscribeSync(inbox)
 	require.NoError(d.t, err)
-	data, err := proto.Marshal(&commandsv1.SandboxCommand{
-		CommandId: command, TenantId: tenant, SandboxId: id, ReplyTo: inbox,
-		Command: &commandsv1.SandboxCommand_Create{Create: &commandsv1.CreateSandbox{Image: "i"}},
-	})
-	require.NoError(d.t, err)
+	data := d.command(id, command, inbox)
 	require.NoError(d.t, d.s.Handle(d.t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, id), Data: data, Attempt: attempt}))
 	m, err := sub.NextMsg(5 * time.Second)
 	require.NoError(d.t, err)
 	out := &commandsv1.Outcome{}
 	require.NoError(d.t, proto.Unmarshal(m.Data, out))
 	return out
+}
+
+func (d *desk) command(id, command, replyTo string) []byte {
+	d.t.Helper()
+	data, err := proto.Marshal(&commandsv1.SandboxCommand{
+		CommandId: command, TenantId: tenant, SandboxId: id, ReplyTo: replyTo,
+		Command: &commandsv1.SandboxCommand_Create{Create: &commandsv1.CreateSandbox{Image: "i"}},
+	})
+	require.NoError(d.t, err)
+	return data
 }
 
 func (d *desk) state(id string) string {
@@ -134,6 +146,26 @@ func TestWithoutAWorkerACreateIsRefusedAndMayBeTriedAgain(t *testing.T) {
 	out := newDesk(t).create(ids.New(), "c", 1)
 	require.Equal(t, string(fault.ReasonNoWorker), out.GetError().GetReason())
 	require.NotZero(t, out.GetError().GetRetryAfterSeconds())
+}
+
+// Right after an outage of the broker nothing is heard of workers that run: that is no reason to refuse for good.
+func TestACreateIsNotRefusedWhileWorkersCannotBeHeard(t *testing.T) {
+	d := newDesk(t)
+	deaf := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
+	d.s = d.scheduler(deaf)
+	id := ids.New()
+	err := d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, id), Data: d.command(id, "c", ""), Attempt: 1})
+	require.Equal(t, fault.ReasonLogUnavailable, fault.From(err).Reason, "it is tried again")
+
+	go func() { _ = deaf.Run(t.Context(), d.f.JS) }()
+	kv, err := d.f.JS.KeyValue(t.Context(), topology.BucketWorker)
+	require.NoError(t, err)
+	data, err := proto.Marshal(w1())
+	require.NoError(t, err)
+	_, err = kv.Put(t.Context(), natstest.Worker, data)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return deaf.Listening() > 0 }, 10*time.Second, 5*time.Millisecond)
+	require.Nil(t, d.create(id, "c", 2).GetError())
 }
 
 func TestASandboxWhoseWorkerIsGoneFailsBehindItsStartDeadline(t *testing.T) {

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/bucket"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 )
@@ -27,6 +27,8 @@ type Workers struct {
 	mu      sync.Mutex
 	seen    map[string]beat
 	changed chan struct{}
+	// current is since when no heartbeat was missed, by the system's clock; zero while some may be.
+	current time.Time
 }
 
 type beat struct {
@@ -42,50 +44,34 @@ func NewWorkers(log *slog.Logger, now func() time.Time) *Workers {
 
 // Run follows the bucket until ctx ends.
 func (w *Workers) Run(ctx context.Context, js jetstream.JetStream) error {
-	for {
-		err := w.watch(ctx, js)
-		if ctx.Err() != nil {
-			return nil
-		}
-		w.log.Warn("the watch on the workers' heartbeats broke", "error", err)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	bucket.Follow(ctx, js, topology.BucketWorker, w.log, bucket.Watcher{
+		Put: func(e jetstream.KeyValueEntry, old bool) {
+			at := w.now()
+			if old && e.Created().Before(at) {
+				at = e.Created()
+			}
+			w.put(e.Key(), e.Value(), at)
+		},
+		Current: func() { w.setCurrent(time.Now()) },
+		Behind:  func() { w.setCurrent(time.Time{}) },
+	})
+	return nil
 }
 
-func (w *Workers) watch(ctx context.Context, js jetstream.JetStream) error {
-	kv, err := js.KeyValue(ctx, topology.BucketWorker)
-	if err != nil {
-		return fmt.Errorf("open the bucket of workers: %w", err)
+func (w *Workers) setCurrent(since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.current = since
+}
+
+// Listening is how long every heartbeat has been heard without a gap; 0 while some may be missed.
+func (w *Workers) Listening() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.current.IsZero() {
+		return 0
 	}
-	watcher, err := kv.WatchAll(ctx)
-	if err != nil {
-		return fmt.Errorf("watch the bucket of workers: %w", err)
-	}
-	defer func() { _ = watcher.Stop() }()
-	old := true
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e, open := <-watcher.Updates():
-			switch {
-			case !open:
-				return fmt.Errorf("the watch has ended")
-			case e == nil:
-				old = false
-			case e.Operation() == jetstream.KeyValuePut:
-				at := w.now()
-				if old && e.Created().Before(at) {
-					at = e.Created()
-				}
-				w.put(e.Key(), e.Value(), at)
-			}
-		}
-	}
+	return time.Since(w.current)
 }
 
 func (w *Workers) put(key string, value []byte, at time.Time) {
