@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -216,12 +217,15 @@ func TestRetriedUntilItWorks(t *testing.T) {
 	}
 	b.empty()
 	require.Empty(t, b.letters())
-	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+	// The server has the acknowledgement before the worker has the server's answer and counts it.
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		require.NoError(c, testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP sandtrail_worker_messages_total Deliveries by what became of them: ack, retry, dead, returned, duplicate or unconfirmed.
 # TYPE sandtrail_worker_messages_total counter
 sandtrail_worker_messages_total{consumer="test-v1",result="ack",service="test"} 1
 sandtrail_worker_messages_total{consumer="test-v1",result="retry",service="test"} 3
 `), "sandtrail_worker_messages_total"))
+	}, patience, 10*time.Millisecond)
 }
 
 func TestDeadLetters(t *testing.T) {
@@ -306,9 +310,10 @@ func TestShutdownDrainsAndBuriesNothing(t *testing.T) {
 	})
 	b.publish("finishes", "")
 	b.publish("blocks", "")
+	receive(t, started)
+	receive(t, started)
+	// Only now are both lanes taken by those two: lanes go to whoever comes first.
 	b.publish("waits", "")
-	receive(t, started)
-	receive(t, started)
 	stopped := make(chan struct{})
 	go func() {
 		stop()
