@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,6 +43,17 @@ func TestMetricsAreDocumentedAndBounded(t *testing.T) {
 	for name := range served {
 		if regexp.MustCompile(`^sandtrail_`).MatchString(name) {
 			require.True(t, documented[name], "%s is served and not documented", name)
+		}
+	}
+	pages, err := filepath.Glob(filepath.Join(stack.Root(t), "docs/*/*.md"))
+	require.NoError(t, err)
+	for _, path := range append(pages, filepath.Join(stack.Root(t), "docs/OBSERVABILITY.md")) {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`\bsandtrail_[a-z_]+`).FindAllString(string(text), -1) {
+			if m != "sandtrail_usage_schema" { // a table
+				require.True(t, served[strings.TrimSuffix(m, "_count")], "%s is named in %s and not served", m, path)
+			}
 		}
 	}
 	for _, value := range []string{id, exec.ID, "acme"} {

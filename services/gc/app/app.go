@@ -102,6 +102,12 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 			Name: "sandtrail_gc_failures_total", Help: "Passes that did not look at everything.",
 		}),
 	}
+	for _, f := range []Finding{
+		{Kind: sweep.KindWorkspace, Action: sweep.ActionDelete},
+		{Kind: sweep.KindSandbox, Action: sweep.ActionDestroy}, {Kind: sweep.KindSandbox, Action: sweep.ActionEnd},
+	} {
+		a.found.WithLabelValues(f.Kind, f.Action) // so that the first one is an increase
+	}
 	for _, c := range []prometheus.Collector{a.found, a.failed} {
 		if err := d.Registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)

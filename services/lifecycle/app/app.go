@@ -23,14 +23,17 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
 	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/materialise"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/metrics"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/reconcile"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/scheduler"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/view"
@@ -70,6 +73,8 @@ type App struct {
 	span trace.Tracer
 	live *views.Set
 	view *projection.Runner
+	// starts counts how sandboxes of this worker start; nil without the worker role.
+	starts *projection.Runner
 
 	workers   *scheduler.Workers
 	scheduler *scheduler.Scheduler
@@ -112,12 +117,18 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		return nil, err
 	}
 	a.view = projection.New(js, projected, projection.Options{Log: a.log, Registerer: a.reg})
+	if _, err := telemetry.Register(a.reg, ops.Log(js)); err != nil {
+		return nil, err
+	}
 	places, err := scheduler.NewPlaces(ctx, js, d.Now)
 	if err != nil {
 		return nil, err
 	}
 	if cfg.has(RoleScheduler) {
 		a.workers = scheduler.NewWorkers(a.log, d.Now)
+		if err := register(a.reg, metrics.Scheduler(a.freshWorkers)); err != nil {
+			return nil, err
+		}
 		a.scheduler, err = scheduler.New(ctx, scheduler.Config{
 			MaxPerTenant: cfg.MaxPerTenant, StartDeadline: cfg.StartDeadline, WorkerWait: cfg.WorkerWait, Limits: cfg.limits(),
 		}, d.NC, js, d.Events, places, a.workers, a.log, d.Now)
@@ -160,12 +171,36 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 		Worker: cfg.Worker, Every: cfg.ReconcileEvery, SampleEvery: cfg.SampleEvery, StartDeadline: cfg.StartDeadline,
 		OrphanGrace: cfg.OrphanGrace, WorkspaceGrace: cfg.KeepWorkspace,
 	}, d.Events, d.Events, driver, a.role, busy, a.live, a.log, d.Now)
+	starts, err := metrics.NewStarts(ctx, a.js, d.Events, cfg.Worker)
+	if err != nil {
+		return err
+	}
+	a.starts = projection.New(a.js, starts, projection.Options{Log: a.log, Registerer: a.reg})
+	if err := register(a.reg, starts, &metrics.Worker{
+		Name: cfg.Worker, Places: cfg.MaxSandboxes, StateDir: cfg.StateDir, Views: a.live, Looks: a.reconcile, Now: d.Now,
+	}); err != nil {
+		return err
+	}
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
 			Worker: cfg.Worker, Driver: driverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
 			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
 		},
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
+	}
+	return nil
+}
+
+func (a *App) freshWorkers() int {
+	fresh, _ := a.workers.Fresh()
+	return len(fresh)
+}
+
+func register(reg prometheus.Registerer, all ...prometheus.Collector) error {
+	for _, c := range all {
+		if err := reg.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
 	}
 	return nil
 }
@@ -202,6 +237,7 @@ func (a *App) Run(ctx context.Context) error {
 			return a.consume(ctx, topology.ConsumerWorker(a.cfg.Worker), lanes, "sandbox.work", a.role.Handle)
 		})
 		g.Go(func() error { return a.reconcile.Run(ctx) })
+		g.Go(func() error { return a.starts.Run(ctx) })
 	}
 	return g.Wait()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -110,6 +111,13 @@ func (w *world) start(change ...func(*app.Config)) *process { return w.startUnti
 // startUntil starts a process that dies at a step: of the driver, or "before TYPE" or "after TYPE" for the append of an event.
 func (w *world) startUntil(point string, change ...func(*app.Config)) *process {
 	w.t.Helper()
+	p, _ := w.measured(point, change...)
+	return p
+}
+
+// measured is startUntil, with the process's metrics.
+func (w *world) measured(point string, change ...func(*app.Config)) (*process, *prometheus.Registry) {
+	w.t.Helper()
 	cfg := w.config()
 	for _, c := range change {
 		c(&cfg)
@@ -120,15 +128,16 @@ func (w *world) startUntil(point string, change ...func(*app.Config)) *process {
 	p := &process{w: w, nc: nc, stop: stop, point: point}
 	js, err := jetstream.New(nc)
 	require.NoError(w.t, err)
+	reg := prometheus.NewPedanticRegistry()
 	a, err := app.New(ctx, cfg, app.Deps{
-		NC: nc, Log: slog.New(slog.NewTextHandler(&w.logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		NC: nc, Log: slog.New(slog.NewTextHandler(&w.logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Registry: reg,
 		Driver: &driver{host: w.host, at: p.at}, Events: &mortal{Log: jslog.New(js), p: p}, Now: w.now,
 	})
 	require.NoError(w.t, err)
 	w.hasten()
 	go func() { _ = a.Run(ctx) }()
 	w.t.Cleanup(p.kill)
-	return p
+	return p, reg
 }
 
 // hasten lets the server deliver again after 200 ms what a killed process held; in operation it is half a minute.

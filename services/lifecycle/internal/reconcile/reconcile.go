@@ -59,7 +59,8 @@ type Reconciler struct {
 	live   *views.Set
 	now    func() time.Time
 
-	count atomic.Int64
+	found    atomic.Pointer[look]
+	failures atomic.Uint64
 	// pass keeps passes apart.
 	pass sync.Mutex
 
@@ -89,8 +90,40 @@ func New(
 	}
 }
 
+// look is what a pass found on the host.
+type look struct {
+	exist, alive int
+	at           time.Time
+}
+
+func (r *Reconciler) saw(found []runtime.Status) {
+	l := &look{exist: len(found), at: r.now()}
+	for _, st := range found {
+		if st.Alive {
+			l.alive++
+		}
+	}
+	r.found.Store(l)
+}
+
 // Sandboxes is how many exist on this worker, as of the last pass.
-func (r *Reconciler) Sandboxes() int { return int(r.count.Load()) }
+func (r *Reconciler) Sandboxes() int {
+	exist, _, _ := r.Found()
+	return exist
+}
+
+// Found is how many sandboxes the last pass found on this worker, how many of them live, and when it looked; the time is zero
+// before the first.
+func (r *Reconciler) Found() (exist, alive int, at time.Time) {
+	l := r.found.Load()
+	if l == nil {
+		return 0, 0, time.Time{}
+	}
+	return l.exist, l.alive, l.at
+}
+
+// Failures counts the passes that did not put everything right.
+func (r *Reconciler) Failures() uint64 { return r.failures.Load() }
 
 // Run makes a pass at once and then every Config.Every until ctx ends. A pass that fails is logged; the next one tries again.
 func (r *Reconciler) Run(ctx context.Context) error {
@@ -103,6 +136,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := r.Pass(ctx); err != nil && ctx.Err() == nil {
+			r.failures.Add(1)
 			r.log.Warn("reconciling was incomplete", "error", err)
 		}
 		select {
@@ -121,7 +155,7 @@ func (r *Reconciler) Pass(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the sandboxes of this worker: %w", err)
 	}
-	r.count.Store(int64(len(found)))
+	r.saw(found)
 	here := make(map[string]runtime.Status, len(found))
 	for _, st := range found {
 		here[st.ID] = st
