@@ -139,11 +139,13 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	}
 	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
 		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack)}
+	if k.warden, err = k.newWarden(); err != nil {
+		return nil, nil, errors.Join(err, k.close())
+	}
 	l, err := k.listen()
 	if err != nil {
 		return nil, nil, errors.Join(err, k.close())
 	}
-	k.warden = k.newWarden()
 	return k, l, nil
 }
 

@@ -1,13 +1,9 @@
 package keeper
 
 import (
-	"io/fs"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
@@ -16,7 +12,7 @@ import (
 // sandbox without a cgroup. It looks again and again while commands run, and ends them all when a limit is passed; so a limit
 // can be passed by what is written or allocated between two looks.
 type warden struct {
-	dir      string
+	space    *space
 	limit    uint64
 	memory   uint64
 	measures func() uint64
@@ -29,9 +25,11 @@ type warden struct {
 }
 
 const (
-	// lookEvery is the least time between two looks; a look at many files takes longer, and at most a tenth of the time.
-	lookEvery = 200 * time.Millisecond
-	lookShare = 9
+	// lookEvery is the least time between two looks; a look at many files takes longer, and at most a tenth of the time. It is
+	// not put off for longer than lookLatest: a program could win time by making many files.
+	lookEvery  = 200 * time.Millisecond
+	lookShare  = 9
+	lookLatest = 2 * time.Second
 	// uploadSlack is what a directory entry and a partly used block may add to a written file.
 	fileSlack = 8 << 10
 )
@@ -46,7 +44,7 @@ func (w *warden) watch(gone <-chan struct{}, busy func() bool) {
 		select {
 		case <-gone:
 			return
-		case <-time.After(max(lookEvery, lookShare*time.Since(began))):
+		case <-time.After(min(max(lookEvery, lookShare*time.Since(began)), lookLatest)):
 		}
 	}
 }
@@ -58,7 +56,11 @@ func (w *warden) look() {
 	if w.limit == 0 {
 		return
 	}
-	used := usedBytes(w.dir)
+	used, err := w.space.used()
+	if err != nil {
+		w.kill(err.Error(), false)
+		return
+	}
 	w.mu.Lock()
 	w.used = used
 	w.allowed = max(w.limit, min(w.allowed, used))
@@ -81,7 +83,11 @@ func (w *warden) admit(bytes int) error {
 	}
 	// Measured anew where it might not fit: files may have been removed meanwhile.
 	if w.used+uint64(bytes)+fileSlack > w.limit {
-		w.used = usedBytes(w.dir)
+		used, err := w.space.used()
+		if err != nil {
+			return wire.NewError("resource_exhausted", "disk_full", err.Error())
+		}
+		w.used = used
 	}
 	if w.used+uint64(bytes)+fileSlack > w.limit {
 		return wire.NewError("resource_exhausted", "disk_full", "the workspace is full")
@@ -90,40 +96,28 @@ func (w *warden) admit(bytes int) error {
 	return nil
 }
 
-// usedBytes is the disk space of everything below a directory; a file with two names counts twice.
-func usedBytes(dir string) uint64 {
-	var sum uint64
-	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return nil //nolint:nilerr // what is gone or closed has no more to add
-		}
-		var st unix.Stat_t
-		if unix.Lstat(path, &st) == nil {
-			sum += uint64(st.Blocks) * 512 //nolint:gosec // not negative
-		}
-		return nil
-	})
-	return sum
-}
-
 // newWarden is nil where the kernel enforces every limit.
-func (k *Keeper) newWarden() *warden {
-	w := &warden{dir: k.box.workspace, measures: func() uint64 { return k.meter.gauge.stats().MemoryBytes }, kill: k.overLimit}
-	if k.spec.Rootless {
+func (k *Keeper) newWarden() (*warden, error) {
+	w := &warden{measures: func() uint64 { return k.meter.gauge.stats().MemoryBytes }, kill: k.overLimit}
+	if k.spec.Rootless && k.spec.WorkspaceBytes > 0 {
+		var err error
+		if w.space, err = newSpace(k.box.workspace, k.box.pid); err != nil {
+			return nil, err
+		}
 		w.limit = k.spec.WorkspaceBytes
 	}
 	if !k.box.group.Real() {
 		w.memory = k.spec.MemoryBytes
 	}
 	if w.limit == 0 && w.memory == 0 {
-		return nil
+		return nil, nil
 	}
 	go w.watch(k.box.gone, func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		return k.running > 0
 	})
-	return w
+	return w, nil
 }
 
 // overLimit ends every command, and what they left behind.
