@@ -15,7 +15,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
-	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
@@ -95,7 +95,7 @@ func (d *Driver) start(ctx context.Context, spec runtime.Spec, img image.Image, 
 	if err := writeRecord(dir, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}); err != nil {
 		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
 	}
-	group, err := cgroup.Open(d.cgroupName(spec.ID))
+	group, err := d.openGroup(spec.ID)
 	if err != nil {
 		return launch.Result{}, runtimeFault("the worker has no usable cgroups", err)
 	}
@@ -120,8 +120,8 @@ func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec
 	return launch.Spec{
 		SandboxID: s.ID, RuntimeID: runtimeID(s.ID), Hostname: or(s.Hostname, "sandbox-"+ids.Short(s.ID)), Dir: d.dir(s.ID),
 		Runsc: d.o.Runsc, Toolbox: d.o.Toolbox, Rootfs: img.Rootfs, OverlayBytes: d.o.OverlayBytes,
-		Workspace: space, MountPath: or(s.MountPath, DefaultMountPath), ImageEnv: img.Env, Env: maps.Clone(s.Env),
-		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase,
+		Workspace: space, WorkspaceBytes: or(s.WorkspaceBytes, workspace.DefaultBytes), MountPath: or(s.MountPath, DefaultMountPath), ImageEnv: img.Env, Env: maps.Clone(s.Env),
+		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase, Rootless: d.rootless,
 		CPUMillis: or(s.CPUMillis, DefaultCPUMillis), MemoryBytes: or(s.MemoryBytes, DefaultMemoryBytes), PIDs: or(s.PIDs, DefaultPIDs),
 		OpenFiles: d.o.OpenFiles, MaxExecs: d.o.MaxExecs, OutputCap: d.o.OutputCap, SpoolBytes: d.o.SpoolBytes,
 		// A keeper that gives up itself knows what hung and leaves nothing; it needs a moment for that.

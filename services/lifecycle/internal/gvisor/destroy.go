@@ -38,7 +38,7 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 		// The directory is made before anything else and removed after everything else.
 		return runtime.Usage{}, nil
 	}
-	held := holdKeepers(id)
+	held := hold(keepers(id))
 	defer closeAll(held)
 	usage, graceful := d.shutdown(ctx, id)
 	if !graceful {
@@ -60,12 +60,14 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 func (d *Driver) shutdown(ctx context.Context, id string) (runtime.Usage, bool) {
 	ctx, cancel := context.WithTimeout(ctx, d.o.ShutdownTimeout)
 	defer cancel()
+	method := d.method(id)
 	reply, err := d.client(id).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis})
 	if err != nil {
 		d.o.Log.Info("the keeper does not answer; ending the sandbox without it", "sandbox", id, "error", err)
 		return runtime.Usage{}, false
 	}
 	u := usageOf(reply.GetUsage())
+	u.Method = method
 	u.Uptime = time.Duration(reply.GetUptimeMs()) * time.Millisecond
 	return u, true
 }
@@ -73,8 +75,22 @@ func (d *Driver) shutdown(ctx context.Context, id string) (runtime.Usage, bool) 
 func usageOf(m *commonv1.UsageMetrics) runtime.Usage {
 	return runtime.Usage{
 		CPUMillis: m.GetCpuMs(), MemoryPeakBytes: m.GetMemoryPeakBytes(), MemoryAvgBytes: m.GetMemoryAvgBytes(),
-		DiskReadBytes: m.GetDiskReadBytes(), DiskWriteBytes: m.GetDiskWriteBytes(), Method: "cgroup",
+		DiskReadBytes: m.GetDiskReadBytes(), DiskWriteBytes: m.GetDiskWriteBytes(),
 	}
+}
+
+// The methods of measuring a sandbox, as a keeper names them.
+const (
+	methodCgroup = "cgroup"
+	methodSentry = "sentry"
+)
+
+// method is how the sandbox's keeper measures it, by what the keeper noted of its cgroup.
+func (d *Driver) method(id string) string {
+	if g, err := cgroup.Load(filepath.Join(d.dir(id), keeperGroup)); err == nil && !g.Real() {
+		return methodSentry
+	}
+	return methodCgroup
 }
 
 // lastUsage is what the cgroup still knows of a sandbox that lost its keeper.
@@ -84,7 +100,7 @@ func (d *Driver) lastUsage(id string) runtime.Usage {
 		return runtime.Usage{}
 	}
 	s := g.Stats()
-	u := runtime.Usage{CPUMillis: uint64(s.CPU.Milliseconds()), MemoryPeakBytes: s.MemoryPeak, Method: "cgroup"}
+	u := runtime.Usage{CPUMillis: uint64(s.CPU.Milliseconds()), MemoryPeakBytes: s.MemoryPeak, Method: d.method(id)}
 	if rec, err := readRecord(d.dir(id)); err == nil {
 		u.Uptime = time.Since(rec.CreatedAt)
 	}
@@ -95,7 +111,17 @@ func (d *Driver) group(id string) (*cgroup.Group, error) {
 	if g, err := cgroup.Load(filepath.Join(d.dir(id), groupFile)); err == nil {
 		return g, nil
 	}
-	return cgroup.Open(d.cgroupName(id))
+	return d.openGroup(id)
+}
+
+// openGroup says where the sandbox's cgroup lies. Without root there may be no cgroups at all, and where there are some the keeper
+// may not be let: it does without then.
+func (d *Driver) openGroup(id string) (*cgroup.Group, error) {
+	g, err := cgroup.Open(d.cgroupName(id))
+	if err != nil && d.rootless {
+		return cgroup.None(), nil
+	}
+	return g, err
 }
 
 // remove ends the keeper and the sandbox by force, waits until they are gone, and removes the cgroup and the directory. Mounts and
@@ -104,6 +130,11 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 	// The keeper first: it might start another process.
 	if err := endKeepers(ctx, id, goneTimeout); err != nil {
 		return runtimeFault("the sandbox's keeper does not end", err)
+	}
+	if d.rootless {
+		if err := endProcesses(ctx, runtimeID(id), goneTimeout); err != nil {
+			return runtimeFault("the sandbox's processes do not end", err)
+		}
 	}
 	g, err := d.group(id)
 	if err != nil {

@@ -30,14 +30,16 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
-// Options of a Driver. StateDir, Runsc, Toolbox, Images and Workspaces are required.
+// Options of a Driver. StateDir, Runsc, Toolbox, Images and Workspaces are required. Without root Images must have been unpacked for
+// base 0 and Workspaces must be directories.
 type Options struct {
 	StateDir string
 	// Runsc and Toolbox come from package prepare.
 	Runsc, Toolbox string
 	Images         *image.Store
 	Workspaces     *workspace.Store
-	// UID and GID that programs run as inside, and where guest ids start on this host.
+	// UID and GID that programs run as inside, and where guest ids start on this host. Without root UID and GID are this process's
+	// own user and group outside, and there are no others.
 	UID, GID, HostIDBase uint32
 	// OverlayBytes a sandbox may write outside of its workspace; default 2 GiB.
 	OverlayBytes uint64
@@ -76,9 +78,11 @@ const (
 
 // Driver implements runtime.Driver.
 type Driver struct {
-	o     Options
-	mu    sync.Mutex
-	locks map[string]*idLock
+	o Options
+	// rootless: this process is not root. Sandboxes live in user namespaces of its own, mostly without a cgroup.
+	rootless bool
+	mu       sync.Mutex
+	locks    map[string]*idLock
 }
 
 var _ runtime.Driver = (*Driver)(nil)
@@ -107,7 +111,7 @@ func New(o Options) (*Driver, error) {
 			return nil, fmt.Errorf("open the gVisor driver: %w", err)
 		}
 	}
-	return &Driver{o: o, locks: map[string]*idLock{}}, nil
+	return &Driver{o: o, rootless: os.Geteuid() != 0, locks: map[string]*idLock{}}, nil
 }
 
 func or[T comparable](v, otherwise T) T {

@@ -33,6 +33,9 @@ import (
 
 // programs are got once for all tests of this package; from the second run on they come from the cache.
 var programs = sync.OnceValues(func() ([2]string, error) {
+	if dir := os.Getenv(asUser); dir != "" {
+		return [2]string{filepath.Join(dir, "runsc"), filepath.Join(dir, "toolbox")}, nil
+	}
 	ctx := context.Background()
 	runsc, err := prepare.Runsc(ctx, prepare.Options{})
 	if err != nil {
@@ -48,11 +51,16 @@ var images = sync.OnceValues(func() (*image.Store, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, err
 	}
+	if dir := os.Getenv(asUser); dir != "" {
+		return image.Open(image.Options{Dir: filepath.Join(dir, "images"), Sources: map[string]image.Source{
+			debian.Reference: image.FromPath(filepath.Join(dir, "layout")),
+		}})
+	}
 	cache, err := prepare.CacheDir()
 	if err != nil {
 		return nil, err
 	}
-	return image.Open(image.Options{Dir: filepath.Join(cache, "test-images"), HostIDBase: DefaultHostIDBase, Sources: map[string]image.Source{
+	return image.Open(image.Options{Dir: filepath.Join(cache, "test-images"), HostIDBase: idBase, Sources: map[string]image.Source{
 		debian.Reference: func(ctx context.Context, p prepare.Progress) (v1.Image, error) {
 			return debian.Build(ctx, debian.Options{Progress: p})
 		},
@@ -81,12 +89,22 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// rootless: the tests run as a common user, as TestRootless has them do.
+var rootless = os.Geteuid() != 0
+
+var idBase = func() uint32 {
+	if rootless {
+		return 0
+	}
+	return DefaultHostIDBase
+}()
+
 type host struct {
 	*Driver
 	state string
 }
 
-func newHost(t testing.TB, state string) *host {
+func newHost(t testing.TB, state string, change ...func(*Options)) *host {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("-short: real sandboxes")
@@ -97,13 +115,27 @@ func newHost(t testing.TB, state string) *host {
 	require.NoError(t, err)
 	_, err = store.Ensure(t.Context(), debian.Reference, nil)
 	require.NoError(t, err)
-	spaces, err := workspace.Open(workspace.Options{Dir: filepath.Join(state, "workspaces"), Pool: 4, UID: DefaultHostIDBase + DefaultUID, GID: DefaultHostIDBase + DefaultUID})
-	require.NoError(t, err)
-	t.Cleanup(spaces.Close)
-	d, err := New(Options{
-		StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
-		HostIDBase: DefaultHostIDBase, Cgroup: group, ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
+	spaces, err := workspace.Open(workspace.Options{
+		Dir: filepath.Join(state, "workspaces"), Pool: 4, UID: idBase + DefaultUID, GID: idBase + DefaultUID, Directories: rootless,
 	})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		spaces.Close()
+		// What a program did to its directory is too much for the removal of the test's own.
+		all, err := spaces.List()
+		require.NoError(t, err)
+		for _, id := range all {
+			require.NoError(t, spaces.Delete(id))
+		}
+	})
+	o := Options{
+		StateDir: state, Runsc: paths[0], Toolbox: paths[1], Images: store, Workspaces: spaces,
+		HostIDBase: idBase, Cgroup: group, ShutdownTimeout: 5 * time.Second, Log: slog.New(slog.NewTextHandler(logTo{t}, nil)),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	d, err := New(o)
 	require.NoError(t, err)
 	return &host{d, state}
 }
@@ -117,31 +149,36 @@ func (l logTo) Write(p []byte) (int, error) {
 
 // exec runs a shell command and collects its output to the end.
 func (h *host) exec(ctx context.Context, id, command string) (string, int, error) {
+	out, end, err := h.run(ctx, id, command)
+	return out, int(end.GetExitCode()), err
+}
+
+func (h *host) run(ctx context.Context, id, command string) (string, *toolboxv1.End, error) {
 	c := client.New(func(ctx context.Context) (net.Conn, error) { return h.Dial(ctx, id) }, "")
 	execID := ids.New()
 	_, err := c.Start(ctx, &toolboxv1.Start{ExecId: execID, Argv: []string{"/bin/sh", "-c", command}})
 	if err != nil {
-		return "", 0, err
+		return "", nil, err
 	}
 	stream, err := c.Attach(ctx, &toolboxv1.Attach{ExecId: execID})
 	if err != nil {
-		return "", 0, err
+		return "", nil, err
 	}
 	defer stream.Close()
 	var out strings.Builder
 	for {
 		e, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return out.String(), 0, errors.New("the stream ended without an end of the program")
+			return out.String(), nil, errors.New("the stream ended without an end of the program")
 		}
 		if err != nil {
-			return out.String(), 0, err
+			return out.String(), nil, err
 		}
 		if c := e.GetData(); c.GetStream() == 1 {
 			out.Write(c.GetData())
 		}
 		if end := e.GetEnd(); end != nil {
-			return out.String(), int(end.GetExitCode()), nil
+			return out.String(), end, nil
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 // not yet written to disk.
 const keeperEnv = "SANDTRAIL_KEEPER="
 
-// launch starts a keeper that does not depend on this process: a session and a mount namespace of its own, and no descriptor of
+// launch starts a keeper that does not depend on this process: a session and namespaces of its own, and no descriptor of
 // ours but the two pipes of the handshake. It returns the keeper's answer, or an error when none came in time; what was started
 // then is for the caller to remove.
 func (d *Driver) launch(ctx context.Context, spec launch.Spec) (launch.Result, error) {
@@ -44,11 +44,12 @@ func (d *Driver) launch(ctx context.Context, spec launch.Spec) (launch.Result, e
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", keeperEnv + spec.SandboxID}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), out, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWNS}
+	cmd.SysProcAttr = launch.Attributes(d.rootless)
 	err = cmd.Start()
 	_ = out.Close()
-	if errors.Is(err, syscall.EPERM) {
-		return launch.Result{}, fault.New(fault.FailedPrecondition, fault.ReasonRuntimeFailed, "the worker must run as root to start sandboxes").Because(err)
+	// ENOSPC: no more user namespaces are allowed.
+	if errors.Is(err, syscall.EPERM) || d.rootless && errors.Is(err, syscall.ENOSPC) {
+		return launch.Result{}, fault.New(fault.FailedPrecondition, fault.ReasonRuntimeFailed, "the worker may not start sandboxes: run it as root, or allow it user namespaces").Because(err)
 	}
 	if err != nil {
 		return launch.Result{}, runtimeFault("the keeper could not be started", err)

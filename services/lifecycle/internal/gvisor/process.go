@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keepers finds the processes that carry the mark of a sandbox's keeper. Zombies have no environment and are not found.
-func keepers(id string) []int {
+// find gives the processes of this host for which is holds.
+func find(is func(pid int) bool) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -23,11 +23,16 @@ func keepers(id string) []int {
 	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err == nil && isKeeper(pid, id) {
+		if err == nil && is(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// keepers finds the processes that carry the mark of a sandbox's keeper. Zombies have no environment and are not found.
+func keepers(id string) []int {
+	return find(func(pid int) bool { return isKeeper(pid, id) })
 }
 
 // isKeeper reads the environment that a process was started with. A forked child that has not become another program yet looks
@@ -46,10 +51,10 @@ func isKeeper(pid int, id string) bool {
 	return false
 }
 
-// holdKeepers opens a descriptor of each of a sandbox's keepers.
-func holdKeepers(id string) []int {
+// hold opens a descriptor of each of the processes that still exists.
+func hold(pids []int) []int {
 	var fds []int
-	for _, pid := range keepers(id) {
+	for _, pid := range pids {
 		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 			fds = append(fds, fd)
 		}
@@ -73,16 +78,16 @@ func endKeepers(ctx context.Context, id string, within time.Duration) error {
 			return nil
 		}
 		for _, pid := range pids {
-			if err := endKeeper(ctx, pid, id); err != nil {
+			if err := end(ctx, pid, func() bool { return isKeeper(pid, id) }); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// endKeeper holds the process by a descriptor before it looks at it once more: a recycled pid is never signalled. One that is
-// ending by itself, after a shutdown, has a moment to finish.
-func endKeeper(ctx context.Context, pid int, id string) error {
+// end kills a process and waits until it is gone. It holds the process by a descriptor before it looks at it once more with is:
+// a recycled pid is never signalled.
+func end(ctx context.Context, pid int, is func() bool) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -91,13 +96,98 @@ func endKeeper(ctx context.Context, pid int, id string) error {
 		return fmt.Errorf("hold process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	if !isKeeper(pid, id) {
+	if !is() {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill keeper %d: %w", pid, err)
+		return fmt.Errorf("kill process %d: %w", pid, err)
 	}
-	return waitPidfd(ctx, fd)
+	if err := waitPidfd(ctx, fd); err != nil {
+		return err
+	}
+	if _, zombie := ownZombie(pid); zombie {
+		// An orphan that came to this process, or a keeper of its own that is waited for elsewhere too.
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+	}
+	return nil
+}
+
+// endProcesses kills a rootless sandbox's processes and waits until they are gone: without a cgroup nothing else holds them
+// together. The keeper must be gone, so that none comes after them.
+func endProcesses(ctx context.Context, runtimeID string, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		pids := processes(runtimeID)
+		if len(pids) == 0 {
+			return nil
+		}
+		// What the sentry started does not carry the id. It dies with the sentry, and is waited for.
+		below := hold(descendants(pids))
+		err := func() error {
+			defer closeAll(below)
+			for _, pid := range pids {
+				if err := end(ctx, pid, func() bool { return isProcess(pid, runtimeID) }); err != nil {
+					return err
+				}
+			}
+			for _, fd := range below {
+				if err := waitPidfd(ctx, fd); err != nil {
+					return err
+				}
+			}
+			return nil
+		}()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// processes are those of a rootless sandbox that carry its id.
+func processes(runtimeID string) []int {
+	return find(func(pid int) bool { return isProcess(pid, runtimeID) })
+}
+
+// descendants are the processes below the given ones.
+func descendants(of []int) []int {
+	below := map[int]bool{}
+	for _, pid := range of {
+		below[pid] = true
+	}
+	parents := map[int]int{}
+	all := find(func(pid int) bool {
+		_, _, parent, ok := stat(pid)
+		parents[pid] = parent
+		return ok
+	})
+	var found []int
+	// A pass finds at least one more generation.
+	for more := true; more; {
+		more = false
+		for _, pid := range all {
+			if below[parents[pid]] && !below[pid] {
+				below[pid], more = true, true
+				found = append(found, pid)
+			}
+		}
+	}
+	return found
+}
+
+// isProcess tells runsc and its sentry, whose last argument is the id, from what somebody else calls with that argument: they
+// live in a user namespace of the keeper.
+func isProcess(pid int, runtimeID string) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || !bytes.HasSuffix(line, []byte("\x00"+runtimeID+"\x00")) {
+		return false
+	}
+	own, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		return false
+	}
+	its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", pid))
+	return err == nil && its != own
 }
 
 // reap takes ended children that nobody waits for. Where this process is the init of a container, or a subreaper, it becomes the
@@ -105,19 +195,11 @@ func endKeeper(ctx context.Context, pid int, id string) error {
 // cgroup busy. Keepers and members of the sandbox's cgroup are taken, never a child of another part of the program; that a keeper
 // is also waited for by whoever started it does no harm.
 func (d *Driver) reap(id string) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	for _, pid := range find(func(pid int) bool {
 		name, zombie := ownZombie(pid)
-		if zombie && (name == keeperName(d.o.Toolbox) || inGroup(pid, id)) {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-		}
+		return zombie && (name == keeperName(d.o.Toolbox) || inGroup(pid, id))
+	}) {
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 	}
 }
 
@@ -134,18 +216,27 @@ func inGroup(pid int, id string) bool {
 
 // ownZombie gives the name of an ended child of this process.
 func ownZombie(pid int) (string, bool) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	name, state, parent, ok := stat(pid)
+	return name, ok && state == "Z" && parent == os.Getpid()
+}
+
+// stat is what the kernel says of a process: its name, its state, its parent.
+func stat(pid int) (name, state string, parent int, ok bool) {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return "", false
+		return "", "", 0, false
 	}
 	// The name may hold anything; state and parent follow its closing bracket.
-	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	open, end := bytes.IndexByte(line, '('), bytes.LastIndexByte(line, ')')
 	if open < 0 || end < open {
-		return "", false
+		return "", "", 0, false
 	}
-	fields := bytes.Fields(stat[end+1:])
-	zombie := len(fields) > 1 && string(fields[0]) == "Z" && string(fields[1]) == strconv.Itoa(os.Getpid())
-	return string(stat[open+1 : end]), zombie
+	fields := bytes.Fields(line[end+1:])
+	if len(fields) < 2 {
+		return "", "", 0, false
+	}
+	parent, err = strconv.Atoi(string(fields[1]))
+	return string(line[open+1 : end]), string(fields[0]), parent, err == nil
 }
 
 // pollSlice bounds one wait, so that the end of ctx is seen.

@@ -18,7 +18,9 @@ const (
 	recordFile = "sandbox.json"
 	// groupFile says where the cgroup lies, also for a driver that runs in another one. It is there before the keeper is.
 	groupFile = "group.json"
-	logFile   = "keeper.log"
+	// keeperGroup is the keeper's own note of it: it may have made none.
+	keeperGroup = "cgroup.json"
+	logFile     = "keeper.log"
 )
 
 // record is what the driver must know of a sandbox after a restart. It holds no secret.
