@@ -52,8 +52,14 @@ func checkKernel() Check {
 	}
 	release := unix.ByteSliceToString(u.Release[:])
 	var major, minor int
-	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil && (major < 4 || major == 4 && minor < 14) {
-		return Check{Name: "kernel", Detail: release, Fix: "gVisor's systrap platform needs Linux 4.14 or later"}
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil {
+		older := func(than, thanMinor int) bool { return major < than || major == than && minor < thanMinor }
+		switch {
+		case older(4, 14):
+			return Check{Name: "kernel", Detail: release, Fix: "gVisor's systrap platform needs Linux 4.14 or later"}
+		case older(5, 11) && os.Geteuid() != 0:
+			return Check{Name: "kernel", Detail: release, Fix: "run the worker as root, or Linux 5.11 or later: older ones let no common user mount an overlay"}
+		}
 	}
 	return Check{Name: "kernel", OK: true, Detail: "Linux " + release}
 }

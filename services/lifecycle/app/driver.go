@@ -99,13 +99,13 @@ func newDriver(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Dri
 	if err != nil {
 		return nil, nil, err
 	}
-	base := idBase()
-	owner := base + gvisor.DefaultUID
-	if base == 0 {
-		owner = uint32(os.Geteuid()) //nolint:gosec // ids are not negative
+	base, rootless := idBase(), os.Geteuid() != 0
+	if rootless {
+		log.Warn("this worker is not root: memory and the size of workspaces are watched and may be passed for a moment, CPU has no limit unless cgroups are delegated to it")
 	}
+	owner := base + gvisor.DefaultUID
 	spaces, err := workspace.Open(workspace.Options{
-		Dir: filepath.Join(cfg.StateDir, "workspaces"), UID: owner, GID: owner, Pool: cfg.Driver.Pool, Log: log,
+		Dir: filepath.Join(cfg.StateDir, "workspaces"), UID: owner, GID: owner, Pool: cfg.Driver.Pool, Directories: rootless, Log: log,
 	})
 	if err != nil {
 		return nil, nil, err

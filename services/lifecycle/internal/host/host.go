@@ -1,4 +1,5 @@
-// Package host says whether this host can run sandboxes, as data for `sandtrail doctor`. It changes nothing.
+// Package host says whether this host can run sandboxes, as data for `sandtrail doctor`. It changes nothing. A worker without root
+// needs less: what is only for root is optional then, and says which limit is lost.
 package host
 
 import (
@@ -15,6 +16,7 @@ import (
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/prepare"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
 	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
 // Check is one finding.
@@ -60,12 +62,25 @@ func result(name string, err error, good, fix string) Check {
 	return Check{Name: name, OK: true, Detail: good}
 }
 
+// rootless: the worker would not be root.
+func rootless() bool { return os.Geteuid() != 0 }
+
+// forRoot makes a check optional for a worker without root, and says what it loses.
+func forRoot(c Check, lost string) Check {
+	if rootless() && !c.OK {
+		c.Optional = true
+		c.Detail += ": " + lost
+	}
+	return c
+}
+
 func root() Check {
 	var err error
-	if uid := os.Geteuid(); uid != 0 {
-		err = fmt.Errorf("running as user %d", uid)
+	if rootless() {
+		err = fmt.Errorf("running as user %d", os.Geteuid())
 	}
-	return result("root", err, "running as root", "run the worker as root: it mounts workspaces and makes cgroups")
+	c := result("root", err, "running as root", "run the worker as root where programs are hostile or limits must hold")
+	return forRoot(c, "a program that got out of gVisor would be this user")
 }
 
 func cgroups() Check {
@@ -78,10 +93,18 @@ func cgroups() Check {
 	if _, e := os.Stat("/sys/fs/cgroup/cgroup.controllers"); e == nil {
 		version = "version 2"
 	}
-	return result("cgroups", err, version+", with memory, cpu and pids limits", "mount cgroups read-write and delegate memory, cpu and pids to this service (systemd: Delegate=yes)")
+	if err != nil && rootless() {
+		err = errors.New("none may be made")
+	}
+	c := result("cgroups", err, version+", with memory, cpu and pids limits", "mount cgroups read-write and delegate memory, cpu and pids to this service (systemd: Delegate=yes)")
+	return forRoot(c, "CPU has no limit, and memory is watched: a command that takes more is ended, but only once it has")
 }
 
 func loops() Check {
+	if rootless() {
+		c := Check{Name: "loop devices", Detail: "for root only", Fix: "run the worker as root"}
+		return forRoot(c, "a workspace is a directory, and its size is watched: a command that passes it is ended, but only once it has")
+	}
 	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err == nil {
 		_, err = unix.IoctlRetInt(int(f.Fd()), unix.LOOP_CTL_GET_FREE)
@@ -91,6 +114,9 @@ func loops() Check {
 }
 
 func programs() Check {
+	if rootless() {
+		return Check{Name: "e2fsprogs", OK: true, Detail: "not needed without root"}
+	}
 	var missing []string
 	for _, p := range []string{"mkfs.ext4", "debugfs"} {
 		if _, err := workspace.Program(p); err != nil {
@@ -163,9 +189,32 @@ func packages() Check {
 }
 
 func namespaces() Check {
-	data, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
-	if err == nil && strings.TrimSpace(string(data)) == "0" {
-		err = errors.New("user namespaces are turned off")
+	const name = "user namespaces"
+	if setting("user/max_user_namespaces") == "0" {
+		return Check{Name: name, Detail: "they are turned off", Fix: "sysctl user.max_user_namespaces=10000: a sandbox's root is then nobody on this host"}
 	}
-	return result("user namespaces", err, "available", "sysctl user.max_user_namespaces=10000: a sandbox's root is then nobody on this host")
+	if !rootless() {
+		return Check{Name: name, OK: true, Detail: "available"}
+	}
+	const restricted = "kernel/apparmor_restrict_unprivileged_userns"
+	if setting(restricted) == "1" {
+		return Check{Name: name, Detail: "AppArmor gives those of common users no rights", Fix: "sysctl " + strings.ReplaceAll(restricted, "/", ".") + "=0, or an AppArmor profile with userns for runsc and the toolbox"}
+	}
+	// As a keeper is started: nothing but trying tells.
+	program, err := exec.LookPath("true")
+	if err == nil {
+		cmd := exec.Command(program)
+		cmd.SysProcAttr = launch.Attributes(true)
+		err = cmd.Run()
+	}
+	return result(name, err, "this user may make them", "allow them to common users (sysctl kernel.unprivileged_userns_clone=1, or the container's seccomp profile), or run the worker as root")
+}
+
+// setting reads a kernel setting; empty where this kernel does not have it.
+func setting(name string) string {
+	data, err := os.ReadFile("/proc/sys/" + name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
 }
