@@ -24,9 +24,9 @@ const sampleEvery = 250 * time.Millisecond
 const (
 	methodAlone  = "cgroup"
 	methodShared = "cgroup_shared"
-	// Where the host gives us no cgroup: by the sentry's word, its own work not included.
-	methodSentry       = "sentry"
-	methodSentryShared = "sentry_shared"
+	// Where the host gives us no cgroup: CPU by the clocks of the sandbox's processes, memory by the sentry's word.
+	methodProcess       = "process"
+	methodProcessShared = "process_shared"
 )
 
 // counters are what the sandbox has used so far, seen from the host.
@@ -229,7 +229,7 @@ func (m *meter) alone() string {
 	if m.gauge.box.group.Real() {
 		return methodAlone
 	}
-	return methodSentry
+	return methodProcess
 }
 
 // end closes an account and says what its exec used and by which method.
@@ -245,7 +245,7 @@ func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
 	}
 	method := methodShared
 	if !m.gauge.box.group.Real() {
-		method = methodSentryShared
+		method = methodProcessShared
 	}
 	if !a.shared {
 		method = m.alone()

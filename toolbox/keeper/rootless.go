@@ -76,13 +76,15 @@ func (b *sandbox) ownGroup(limits cgroup.Limits) (*cgroup.Group, error) {
 	return cgroup.None(), nil
 }
 
-// gauge reads what the sandbox has used, from its cgroup, or from the sentry where there is none.
+// gauge reads what the sandbox has used, from its cgroup; where there is none, CPU from the kernel's clocks of its processes and
+// memory from the sentry.
 type gauge struct {
 	box *sandbox
 	mu  sync.Mutex
-	// last is the sentry's last word. kills are those of the warden.
-	last  cgroup.Stats
-	kills uint64
+	// last is what was last known. kills are those of the warden.
+	last   cgroup.Stats
+	clocks clocks
+	kills  uint64
 }
 
 func (g *gauge) stats() cgroup.Stats {
@@ -94,8 +96,8 @@ func (g *gauge) stats() cgroup.Stats {
 	totals, err := g.box.control.Totals(ctx)
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.last.CPU = g.clocks.read()
 	if err == nil {
-		g.last.CPU = max(g.last.CPU, totals.CPU)
 		g.last.MemoryBytes = totals.MemoryBytes
 		g.last.MemoryPeak = max(g.last.MemoryPeak, totals.MemoryBytes)
 	}

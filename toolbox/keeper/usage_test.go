@@ -51,8 +51,13 @@ func hostTime(t *testing.T, b *keepertest.Box) time.Duration {
 	require.NoError(t, err)
 	pids, err := os.ReadFile(g.Procs()[0])
 	require.NoError(t, err)
+	return tableTime(t, strings.Fields(string(pids)))
+}
+
+func tableTime(t *testing.T, pids []string) time.Duration {
+	t.Helper()
 	var ticks uint64
-	for pid := range strings.FieldsSeq(string(pids)) {
+	for _, pid := range pids {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
 		if err != nil {
 			continue

@@ -81,14 +81,14 @@ func usageOf(m *commonv1.UsageMetrics) runtime.Usage {
 
 // The methods of measuring a sandbox, as a keeper names them.
 const (
-	methodCgroup = "cgroup"
-	methodSentry = "sentry"
+	methodCgroup  = "cgroup"
+	methodProcess = "process"
 )
 
 // method is how the sandbox's keeper measures it, by what the keeper noted of its cgroup.
 func (d *Driver) method(id string) string {
 	if g, err := cgroup.Load(filepath.Join(d.dir(id), keeperGroup)); err == nil && !g.Real() {
-		return methodSentry
+		return methodProcess
 	}
 	return methodCgroup
 }
