@@ -239,7 +239,7 @@ print("tried", len(sys.argv) - 1)`
 		}
 		require.Equal(t, "mine\n", sh(t, "echo mine > /var/tmp/mark; cat /var/tmp/mark"))
 		other := s.Ready(t)
-		require.Equal(t, "", string(s.Sh(t, other, "cat /var/tmp/mark").Stdout))
+		require.Empty(t, string(s.Sh(t, other, "cat /var/tmp/mark").Stdout))
 		marks, err := filepath.Glob(filepath.Join(s.State, "images", "rootfs", "*", "var", "tmp", "mark"))
 		require.NoError(t, err)
 		require.Empty(t, marks)

@@ -141,7 +141,7 @@ func TestErrorsShowTheirCorrelationAndNothingInternal(t *testing.T) {
 		_, err := w.DescribeSandbox(metadata.AppendToOutgoingContext(t.Context(), "x-correlation-id", sent),
 			&computev1.DescribeSandboxRequest{SandboxId: ids.New()}, grpc.Header(&header))
 		d := detail(t, err)
-		require.Equal(t, header.Get("x-correlation-id"), []string{d.GetCorrelationId()})
+		require.Equal(t, []string{d.GetCorrelationId()}, header.Get("x-correlation-id"))
 		require.Equal(t, d.GetCorrelationId() == sent, same)
 		require.Contains(t, w.logs.String(), d.GetCorrelationId())
 	}

@@ -102,7 +102,7 @@ func output(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 				return nil, err
 			}
 		}
-		rates, err = rawOutput(ctx, b, count)
+		rates, err = rawOutput(ctx, count)
 		if err != nil {
 			return nil, fmt.Errorf("raw publish: %w", err)
 		}
@@ -120,10 +120,14 @@ func output(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	}
 	name := fmt.Sprintf("output of %d MiB in 64 KiB writes, through gRPC and into OUT", total>>20)
 	return []report.Row{
-		{Name: name, Unit: "MB/s", Ours: ours.Median(), Baseline: theirs.Median(), Against: "nats.go publishing the same 64 KiB chunks to a stream of the same settings", Samples: len(ours),
-			Target: report.RatioAtLeast(0.6), Note: fmt.Sprintf("Slices of 32 MiB of %d transfers each; whole transfers %.0f MB/s. Length and SHA-256 are compared at the client, in the receipt, and of what stands in OUT. The baseline publishes asynchronously with at most 256 messages unacknowledged.", rounds, whole.Median())},
-		{Name: "the same beside `runsc exec`", Unit: "MB/s", Ours: ours.Median(), Baseline: piped.Median(), Against: "`runsc exec` of the same program, its pipe read by us", Samples: len(piped),
-			Note: fmt.Sprintf("Nothing is stored or hashed there. With /dev/null as its output: %.0f MB/s.", null.Median())},
+		{
+			Name: name, Unit: "MB/s", Ours: ours.Median(), Baseline: theirs.Median(), Against: "nats.go publishing the same 64 KiB chunks to a stream of the same settings", Samples: len(ours),
+			Target: report.RatioAtLeast(0.6), Note: fmt.Sprintf("Slices of 32 MiB of %d transfers each; whole transfers %.0f MB/s. Length and SHA-256 are compared at the client, in the receipt, and of what stands in OUT. The baseline publishes asynchronously with at most 256 messages unacknowledged.", rounds, whole.Median()),
+		},
+		{
+			Name: "the same beside `runsc exec`", Unit: "MB/s", Ours: ours.Median(), Baseline: piped.Median(), Against: "`runsc exec` of the same program, its pipe read by us", Samples: len(piped),
+			Note: fmt.Sprintf("Nothing is stored or hashed there. With /dev/null as its output: %.0f MB/s.", null.Median()),
+		},
 		{Name: "peak memory of `up` during it", Unit: "MB", Ours: peakUp.Max(), Baseline: report.None, Target: report.AtMost(300), Note: "The highest resident size of the process that runs NATS and all services, ClickHouse not included."},
 		{Name: "peak memory of the keeper during it", Unit: "MB", Ours: peakKeeper.Max(), Baseline: report.None, Target: report.AtMost(300)},
 	}, nil

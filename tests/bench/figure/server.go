@@ -61,7 +61,7 @@ func (s *server) close() error {
 }
 
 // rawOutput publishes blocks the fastest way that nats.go has, and gives the rate of each slice in MB/s, by acknowledgements.
-func rawOutput(ctx context.Context, b *Bench, count int) (rates sample.Values, err error) {
+func rawOutput(ctx context.Context, count int) (rates sample.Values, err error) {
 	s, err := startServer(ctx)
 	if err != nil {
 		return nil, err

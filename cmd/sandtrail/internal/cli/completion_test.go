@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 	switch {
 	case words == "":
 		os.Exit(m.Run())
-	case len(os.Args) > 1 && strings.Contains("completion __complete", os.Args[1]):
+	case len(os.Args) > 1 && slices.Contains([]string{"completion", "__complete"}, os.Args[1]):
 		os.Exit(cli.Main(os.Args[1:], cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}))
 	}
 	// Renamed, so that who sees it sees all of it.

@@ -62,7 +62,7 @@ func TestExecIsByteExactWhereverItIsCut(t *testing.T) {
 	}
 	for name, cut := range cuts {
 		t.Run(name, func(t *testing.T) {
-			for at := range len(events) {
+			for at := range events {
 				f := newFake(t)
 				f.events = events
 				// Cut twice: the second stream brings one event more.
