@@ -53,8 +53,9 @@ vet: ## Check formatting, vet, and that every module stands alone
 
 .PHONY: lint
 lint: ## Run golangci-lint and buf lint (slow the first time: both are built from source)
+	@mkdir -p $(BIN)
 	GOWORK=off $(GO) build -C tools -o $(CURDIR)/$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	@for m in $(MODULES); do echo "lint $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	$(BIN)/golangci-lint run $(MODULES:%=./%/...)
 	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf lint
 
 .PHONY: breaking
