@@ -12,10 +12,11 @@ import (
 
 // Stream is the output of one exec, from the offsets of its Attach on. One goroutine receives; Close may come from any.
 type Stream struct {
-	ctx   context.Context
-	conn  net.Conn
-	stop  func() bool
-	ended bool
+	ctx    context.Context
+	conn   net.Conn
+	events *wire.Events
+	stop   func() bool
+	ended  bool
 }
 
 // Attach asks for the output of an exec and does not wait for any: an unknown exec is the first Recv's error. When ctx ends
@@ -30,7 +31,7 @@ func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (_ *Stream, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Stream{ctx: ctx, conn: conn}
+	s := &Stream{ctx: ctx, conn: conn, events: wire.NewEvents(conn)}
 	s.stop = context.AfterFunc(ctx, func() { conn.Close() })
 	req := &toolboxv1.Request{Token: c.token, Call: &toolboxv1.Request_Attach{Attach: r}}
 	// A write that failed may be a toolbox that refused and closed: its answer is then waiting for the first Recv.
@@ -44,25 +45,47 @@ func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (_ *Stream, er
 // Recv returns the next event; io.EOF behind the End. A connection cut before the End is ErrUnavailable: attach again from
 // the offsets reached. The event and its bytes belong to the caller.
 func (s *Stream) Recv() (*toolboxv1.AttachEvent, error) {
-	if s.ended {
-		return nil, io.EOF
+	e, n, err := s.Next()
+	if err != nil || e.GetData() == nil {
+		return e, err
 	}
-	var res toolboxv1.Response
-	err := wire.Read(s.conn, &res)
+	d := &toolboxv1.Data{Stream: e.GetData().GetStream(), Offset: e.GetData().GetOffset(), Data: make([]byte, n)}
+	if _, err := io.ReadFull(s, d.Data); err != nil {
+		return nil, err
+	}
+	return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: d}}, nil
+}
+
+// Next is Recv without a copy: output comes without its bytes, of which length follow, to be had from Read before the next call.
+// What was not read is skipped then, and the event is valid until then.
+func (s *Stream) Next() (e *toolboxv1.AttachEvent, length int, err error) {
+	if s.ended {
+		return nil, 0, io.EOF
+	}
+	res, n, err := s.events.Next()
 	switch {
 	case errors.Is(err, io.EOF):
-		return nil, failure(s.ctx, "attach", io.ErrUnexpectedEOF)
+		return nil, 0, failure(s.ctx, "attach", io.ErrUnexpectedEOF)
 	case err != nil:
-		return nil, failure(s.ctx, "attach", err)
+		return nil, 0, failure(s.ctx, "attach", err)
 	case res.Error != nil:
-		return nil, wire.FromProto(res.Error)
+		return nil, 0, wire.FromProto(res.Error)
 	}
-	e := res.GetAttach()
+	e = res.GetAttach()
 	if e.GetEvent() == nil {
-		return nil, failure(s.ctx, "attach", errors.New("answer to another call"))
+		return nil, 0, failure(s.ctx, "attach", errors.New("answer to another call"))
 	}
 	s.ended = e.GetEnd() != nil
-	return e, nil
+	return e, n, nil
+}
+
+// Read gives the bytes of the output that Next told of, io.EOF behind them. Its errors are those of Recv.
+func (s *Stream) Read(p []byte) (int, error) {
+	n, err := s.events.Read(p)
+	if err != nil && err != io.EOF {
+		err = failure(s.ctx, "attach", err)
+	}
+	return n, err
 }
 
 // Close hangs up. It never fails and may be called more than once.

@@ -27,6 +27,8 @@ const (
 	// stdinWait bounds one Stdin call to a program that does not read.
 	stdinWait = 10 * time.Second
 	maxGrace  = time.Minute
+	// floodBytes is the most output in one event.
+	floodBytes = 256 << 10
 )
 
 // execIDs are what may name a directory.
@@ -160,8 +162,7 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 	p.first.Close()
 	pooled := buffers.Get().(*[]byte)
 	defer buffers.Put(pooled)
-	buf := *pooled
-	for {
+	for buf := *pooled; ; {
 		piece, err := reader.Next(ctx, buf)
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, fs.ErrClosed):
@@ -178,6 +179,10 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 		}
 		if err := send(event); err != nil {
 			return err
+		}
+		if len(piece.Data) == len(buf) && len(buf) < floodBytes {
+			// The program writes faster than it is read: larger pieces cost less. Most programs never get here.
+			buf = make([]byte, floodBytes)
 		}
 	}
 }

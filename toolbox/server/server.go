@@ -230,16 +230,13 @@ func (s *server) reply(conn net.Conn, r *toolboxv1.Response) {
 	}
 }
 
-// attach sends the events of one Attach, all in one reused Response.
+// attach sends the events of one Attach.
 func (s *server) attach(ctx context.Context, conn net.Conn, r *toolboxv1.Attach) {
-	answer := &toolboxv1.Response_Attach{}
-	response := &toolboxv1.Response{Answer: answer}
 	send := func(e *toolboxv1.AttachEvent) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		answer.Attach = e
-		return wire.Write(conn, response)
+		return wire.WriteAttach(conn, e)
 	}
 	err := s.guard(func() error { return s.handler.Attach(ctx, r, send) })
 	if err != nil && ctx.Err() == nil {

@@ -2,6 +2,8 @@ package relay
 
 import (
 	"context"
+	"io"
+	"slices"
 	"sync"
 	"time"
 )
@@ -58,22 +60,30 @@ func signal(c chan struct{}) {
 	}
 }
 
-// put adds bytes of a stream and waits while the queue is full. It keeps data.
-func (q *queue) put(ctx context.Context, stream uint32, offset uint64, data []byte) error {
-	for len(data) > 0 {
-		part := data[:min(len(data), q.maxChunk)]
+// put adds the next n bytes that src gives, of a stream from offset on, and waits while the queue is full.
+func (q *queue) put(ctx context.Context, stream uint32, offset uint64, n int, src io.Reader) error {
+	for n > 0 {
+		part := min(n, q.maxChunk)
 		if q.budget != nil {
-			if err := q.budget.Acquire(ctx, int64(len(part))); err != nil {
+			if err := q.budget.Acquire(ctx, int64(part)); err != nil {
 				return err
 			}
 		}
 		if err := q.room(ctx); err != nil {
-			q.release(len(part))
+			q.release(part)
 			return err
 		}
-		q.add(stream, offset, part)
-		offset += uint64(len(part))
-		data = data[len(part):]
+		for left := part; left > 0; {
+			to, joins := q.reserve(stream, offset, left)
+			if _, err := io.ReadFull(src, to.data); err != nil {
+				q.release(left)
+				return err
+			}
+			q.commit(to, joins)
+			left -= len(to.data)
+			offset += uint64(len(to.data))
+		}
+		n -= part
 	}
 	return nil
 }
@@ -94,37 +104,63 @@ func (q *queue) room(ctx context.Context) error {
 	}
 }
 
-func (q *queue) add(stream uint32, offset uint64, data []byte) {
+// reserve is where the next bytes go, at most n: where joins is true behind those of the last segment, otherwise in a buffer of
+// their own. They are no part of the queue until commit; next may take the last segment meanwhile, which does not show them.
+func (q *queue) reserve(stream uint32, offset uint64, n int) (s segment, joins bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.bytes += len(data)
-	if n := len(q.segs); n > 0 {
-		last := &q.segs[n-1]
-		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(len(last.data)) == offset && !last.first() {
-			fits := min(len(data), q.maxChunk-len(last.data))
-			last.data = append(last.data, data[:fits]...)
-			offset += uint64(fits)
-			if data = data[fits:]; len(data) == 0 {
-				signal(q.ready)
-				return
+	s = segment{stream: stream, offset: offset}
+	if len(q.segs) > 0 {
+		last := &q.segs[len(q.segs)-1]
+		at := len(last.data)
+		if last.gapTo == 0 && last.stream == stream && last.offset+uint64(at) == offset && at < q.maxChunk && !last.first() {
+			if at == cap(last.data) {
+				last.data = append(q.buffer(min(q.maxChunk, max(2*at, at+n))), last.data...)
 			}
+			s.data = last.data[at:min(cap(last.data), at+n)]
+			return s, true
 		}
 	}
-	// A copy, so that growing it later leaves the caller's bytes alone.
-	q.segs = append(q.segs, segment{stream: stream, offset: offset, data: append(q.buffer(len(data)), data...)})
-	signal(q.ready)
+	size := n
+	if q.bytes > 0 {
+		// The program is faster than the store: more will follow.
+		size = min(4*n, q.maxChunk)
+	}
+	s.data = q.buffer(size)[:n]
+	return s, false
 }
 
-// buffer gives an empty buffer: small for the first bytes of a program, which may be all, of a whole chunk once it writes faster
-// than its output is stored.
-func (q *queue) buffer(n int) []byte {
-	if last := len(q.free) - 1; last >= 0 {
-		b := q.free[last]
-		q.free = q.free[:last]
-		return b[:0]
+// commit adds what reserve gave, filled.
+func (q *queue) commit(s segment, joins bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	defer signal(q.ready)
+	q.bytes += len(s.data)
+	switch {
+	case joins && len(q.segs) > 0:
+		last := &q.segs[len(q.segs)-1]
+		last.data = last.data[:len(last.data)+len(s.data)]
+		return
+	case joins:
+		// next took the segment, and with it the buffer that these bytes lie in.
+		s.data = append(q.buffer(len(s.data)), s.data...)
 	}
-	if q.bytes > n {
-		n = q.maxChunk
+	q.segs = append(q.segs, s)
+}
+
+// reused is from which size on buffers are kept for the next chunk, freeBuffers how many.
+const (
+	reused      = 16 << 10
+	freeBuffers = 3
+)
+
+// buffer gives an empty buffer for n bytes.
+func (q *queue) buffer(n int) []byte {
+	for i, b := range q.free {
+		if n >= reused && cap(b) >= n {
+			q.free = slices.Delete(q.free, i, i+1)
+			return b[:0]
+		}
 	}
 	return make([]byte, 0, n)
 }
@@ -196,8 +232,13 @@ func (q *queue) await(ctx context.Context, d time.Duration) bool {
 func (q *queue) stored(s segment) {
 	q.mu.Lock()
 	q.bytes -= len(s.data)
-	if cap(s.data) == q.maxChunk && len(q.free) < q.limit/q.maxChunk {
+	if cap(s.data) >= reused {
+		// The smallest go first, so that in the end whole chunks are kept.
 		q.free = append(q.free, s.data)
+		if len(q.free) > freeBuffers {
+			small := slices.IndexFunc(q.free, func(b []byte) bool { return cap(b) < q.maxChunk })
+			q.free = slices.Delete(q.free, max(small, 0), max(small, 0)+1)
+		}
 	}
 	q.mu.Unlock()
 	q.release(len(s.data))

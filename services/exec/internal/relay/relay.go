@@ -46,9 +46,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Stream is an attached exec: Recv gives output in order and then its end. Close makes Recv return.
+// Stream is an attached exec: Next gives output in order and then its end. Output comes without its bytes: length of them follow,
+// to be had from Read before the next Next. Close makes both return.
 type Stream interface {
-	Recv() (*toolboxv1.AttachEvent, error)
+	Next() (e *toolboxv1.AttachEvent, length int, err error)
+	io.Reader
 	Close()
 }
 
@@ -163,29 +165,30 @@ func pumpStream(ctx context.Context, q *queue, stream Stream, stdout, stderr uin
 		}
 	}
 	for {
-		e, err := stream.Recv()
+		e, length, err := stream.Next()
 		if err != nil {
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, fmt.Errorf("read output: %w", err)
+			return nil, cut(ctx, err)
 		}
 		switch ev := e.GetEvent().(type) {
 		case *toolboxv1.AttachEvent_Data:
-			s, off, data := ev.Data.GetStream(), ev.Data.GetOffset(), ev.Data.GetData()
+			s, off := ev.Data.GetStream(), ev.Data.GetOffset()
 			if Name(s) == "" {
 				return nil, fmt.Errorf("read output: there is no stream %d", s)
 			}
 			gap(s, off)
-			if past := next[s] - off; past < uint64(len(data)) {
-				if err := q.put(ctx, s, next[s], data[past:]); err != nil {
-					return nil, err
-				}
-				next[s] = off + uint64(len(data))
+			past := next[s] - off
+			if past >= uint64(length) {
+				continue
 			}
+			if past > 0 {
+				if _, err := io.CopyN(io.Discard, stream, int64(past)); err != nil {
+					return nil, cut(ctx, err)
+				}
+			}
+			if err := q.put(ctx, s, next[s], length-int(past), stream); err != nil {
+				return nil, cut(ctx, err)
+			}
+			next[s] = off + uint64(length)
 		case *toolboxv1.AttachEvent_Skip:
 			if Name(ev.Skip.GetStream()) == "" {
 				return nil, fmt.Errorf("read output: there is no stream %d", ev.Skip.GetStream())
@@ -198,4 +201,15 @@ func pumpStream(ctx context.Context, q *queue, stream Stream, stdout, stderr uin
 			return ev.End, nil
 		}
 	}
+}
+
+// cut is the error of a stream that broke off.
+func cut(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read output: %w", err)
 }

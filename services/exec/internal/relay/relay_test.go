@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -84,9 +85,35 @@ func newProgram(n int, size func() int) *program {
 	return p
 }
 
+// bytesOf turns events that hold their bytes into those of a Stream.
+type bytesOf struct {
+	recv func() (*toolboxv1.AttachEvent, error)
+	rest []byte
+}
+
+func (b *bytesOf) Next() (*toolboxv1.AttachEvent, int, error) {
+	e, err := b.recv()
+	if err != nil {
+		return nil, 0, err
+	}
+	b.rest = e.GetData().GetData()
+	return e, len(b.rest), nil
+}
+
+// Read gives few bytes at a time, as a connection may.
+func (b *bytesOf) Read(p []byte) (int, error) {
+	if len(b.rest) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p[:min(len(p), 1+rand.IntN(32<<10))], b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
 type attached struct {
+	bytesOf
 	p     *program
-	next  int
+	at    int
 	skip  map[uint32]uint64
 	left  int
 	close chan struct{}
@@ -95,20 +122,21 @@ type attached struct {
 
 func (p *program) attach(_ context.Context, stdout, stderr uint64) (Stream, error) {
 	a := &attached{p: p, skip: map[uint32]uint64{1: stdout, 2: stderr}, left: p.cut, close: make(chan struct{})}
+	a.recv = a.event
 	return a, nil
 }
 
 func (a *attached) Close() { a.once.Do(func() { close(a.close) }) }
 
-func (a *attached) Recv() (*toolboxv1.AttachEvent, error) {
+func (a *attached) event() (*toolboxv1.AttachEvent, error) {
 	select {
 	case <-a.close:
 		return nil, errors.New("closed")
 	default:
 	}
-	for a.next < len(a.p.writes) {
-		w := a.p.writes[a.next]
-		a.next++
+	for a.at < len(a.p.writes) {
+		w := a.p.writes[a.at]
+		a.at++
 		from := a.skip[w.Stream]
 		if w.Offset+uint64(len(w.Data)) <= from {
 			continue
@@ -210,7 +238,7 @@ func TestFirstWriteOfAStreamIsAChunkOfItsOwn(t *testing.T) {
 				offset = s.offset + uint64(len(s.data))
 			}
 		}
-		require.NoError(t, q.put(t.Context(), w.stream, offset, []byte(w.text)), i)
+		require.NoError(t, q.put(t.Context(), w.stream, offset, len(w.text), strings.NewReader(w.text)), i)
 	}
 	var got []string
 	for _, s := range q.segs {
@@ -277,7 +305,7 @@ func TestGapIsAFact(t *testing.T) {
 	}
 	r := newRelay(t, js, Options{})
 	_, end, err := r.Run(t.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) {
-		return &script{events: events}, nil
+		return newScript(events...), nil
 	})
 	require.NoError(t, err)
 	require.NotNil(t, end)
@@ -299,11 +327,20 @@ func TestGapIsAFact(t *testing.T) {
 	require.Empty(t, m.Data)
 }
 
-type script struct{ events []*toolboxv1.AttachEvent }
+type script struct {
+	bytesOf
+	events []*toolboxv1.AttachEvent
+}
+
+func newScript(events ...*toolboxv1.AttachEvent) *script {
+	s := &script{events: events}
+	s.recv = s.event
+	return s
+}
 
 func (s *script) Close() {}
 
-func (s *script) Recv() (*toolboxv1.AttachEvent, error) {
+func (s *script) event() (*toolboxv1.AttachEvent, error) {
 	if len(s.events) == 0 {
 		return nil, io.EOF
 	}
@@ -316,9 +353,9 @@ func TestStreamWithoutAnEndIsNoEnd(t *testing.T) {
 	js, _ := broker(t)
 	r := newRelay(t, js, Options{})
 	pos, end, err := r.Run(t.Context(), testExec, Position{}, func(context.Context, uint64, uint64) (Stream, error) {
-		return &script{events: []*toolboxv1.AttachEvent{
-			{Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: []byte("half")}}},
-		}}, nil
+		return newScript(&toolboxv1.AttachEvent{
+			Event: &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: 1, Data: []byte("half")}},
+		}), nil
 	})
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 	require.Nil(t, end)
@@ -373,24 +410,32 @@ func TestLargeOutputInFlatMemory(t *testing.T) {
 
 // zeros is an output of a given length in writes of 64 KiB.
 type zeros struct {
-	total, at int
-	each      func()
+	total, at, left int
+	each            func()
 }
 
 func (z *zeros) Close() {}
 
-func (z *zeros) Recv() (*toolboxv1.AttachEvent, error) {
+func (z *zeros) Next() (*toolboxv1.AttachEvent, int, error) {
 	if z.at >= z.total {
 		return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: &toolboxv1.End{
 			Stdout: &toolboxv1.StreamEnd{Bytes: uint64(z.total)},
-		}}}, nil
+		}}}, 0, nil
 	}
-	d := &toolboxv1.Data{Stream: 1, Offset: uint64(z.at), Data: make([]byte, 64<<10)}
-	z.at += len(d.Data)
+	d := &toolboxv1.Data{Stream: 1, Offset: uint64(z.at)}
+	z.left = 64 << 10
+	z.at += z.left
 	if z.each != nil && z.at%(8<<20) == 0 {
 		z.each()
 	}
-	return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: d}}, nil
+	return &toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Data{Data: d}}, z.left, nil
+}
+
+func (z *zeros) Read(p []byte) (int, error) {
+	n := min(len(p), z.left)
+	clear(p[:n])
+	z.left -= n
+	return n, nil
 }
 
 func BenchmarkRelay(b *testing.B) {
