@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/sandtrail/sandtrail/libs/outputcodec"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -130,7 +131,8 @@ func (u *Up) connect(ctx context.Context) error {
 		return fmt.Errorf("readyz says %s", res.Status)
 	}
 	u.ClickHouse = a.ClickHouseHTTP
-	if u.conn, err = grpc.NewClient(a.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	if u.conn, err = grpc.NewClient(a.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithReadBufferSize(128<<10), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(outputcodec.New()))); err != nil {
 		return err
 	}
 	u.API = computev1.NewComputeServiceClient(u.conn)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/sandtrail/sandtrail/libs/outputcodec"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
@@ -32,6 +33,8 @@ var _ computev1.ComputeServiceServer = (*Server)(nil)
 const (
 	// maxMessage lets a file of 16 MiB and its frame through.
 	maxMessage = 17 << 20
+	// writeBuffer is how many bytes go to the kernel at once; a connection has one only while it writes.
+	writeBuffer = 128 << 10
 	// maxStreams a client may have open on one connection.
 	maxStreams = 10_000
 )
@@ -57,6 +60,7 @@ func New(
 	e := edge{keys: keys, validator: validator, logger: logger, connected: connected}
 	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
+		grpc.ForceServerCodecV2(outputcodec.New()), grpc.WriteBufferSize(writeBuffer), grpc.SharedWriteBuffer(true),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
