@@ -9,9 +9,10 @@ import (
 )
 
 // warden holds a sandbox to its limits of space and memory where the kernel does not: a workspace that is a plain directory, a
-// sandbox without a cgroup. It looks again and again while commands run, and ends them all when a limit is passed; so a limit
+// sandbox without a cgroup. It looks again and again while programs run, and ends them all when a limit is passed; so a limit
 // can be passed by what is written or allocated between two looks.
 type warden struct {
+	sentry   int
 	space    *space
 	limit    uint64
 	memory   uint64
@@ -30,21 +31,33 @@ const (
 	lookEvery  = 200 * time.Millisecond
 	lookShare  = 9
 	lookLatest = 2 * time.Second
+	// idleWork is CPU time that a sentry without commands does not use, lookIdle how long one is not looked at then.
+	idleWork = 500 * time.Microsecond
+	lookIdle = 20 * time.Second
 	// uploadSlack is what a directory entry and a partly used block may add to a written file.
 	fileSlack = 8 << 10
 )
 
-// watch looks until gone closes; busy says whether any command runs.
+// watch looks until gone closes; busy says whether any command runs. One that has ended may have left processes behind: while
+// none runs, a sentry that works is looked at too, and every sandbox from time to time.
 func (w *warden) watch(gone <-chan struct{}, busy func() bool) {
+	var looked time.Time
+	var worked time.Duration
 	for {
-		began := time.Now()
-		if busy() {
+		began, pause := time.Now(), lookLatest
+		clock, _ := processTime(w.sentry)
+		running := busy()
+		if running || clock-worked > idleWork || began.Sub(looked) > lookIdle {
 			w.look()
+			looked, worked = began, clock
+		}
+		if running {
+			pause = min(max(lookEvery, lookShare*time.Since(began)), lookLatest)
 		}
 		select {
 		case <-gone:
 			return
-		case <-time.After(min(max(lookEvery, lookShare*time.Since(began)), lookLatest)):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -98,7 +111,7 @@ func (w *warden) admit(bytes int) error {
 
 // newWarden is nil where the kernel enforces every limit.
 func (k *Keeper) newWarden() (*warden, error) {
-	w := &warden{measures: func() uint64 { return k.meter.gauge.stats().MemoryBytes }, kill: k.overLimit}
+	w := &warden{sentry: k.box.pid, measures: func() uint64 { return k.meter.gauge.stats().MemoryBytes }, kill: k.overLimit}
 	if k.spec.Rootless && k.spec.WorkspaceBytes > 0 {
 		var err error
 		if w.space, err = newSpace(k.box.workspace, k.box.pid); err != nil {

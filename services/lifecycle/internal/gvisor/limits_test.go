@@ -3,7 +3,9 @@ package gvisor
 import (
 	"fmt"
 	"os/exec"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -152,6 +154,42 @@ func overWorkspace(t *testing.T, _ string, end *toolboxv1.End) {
 	if rootless {
 		require.Equal(t, "signaled", end.GetReason())
 		require.Regexp(t, "over its size|too deep", end.GetMessage())
+	}
+}
+
+// TestLimitsInTheBackground: a process that outlives its exec is held to the limits too.
+func TestLimitsInTheBackground(t *testing.T) {
+	h := newHost(t, t.TempDir())
+	for name, program := range map[string]string{
+		"workspace": `
+f = open("/workspace/f", "wb", 0)
+for i in range(25):
+    f.write(bytes(2 << 20))
+    time.sleep(0.2)`,
+		"memory": `
+held = []
+for i in range(25):
+    held.append(b"x" * (20 << 20))
+    time.sleep(0.2)`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := spec()
+			s.MemoryBytes, s.PIDs, s.WorkspaceBytes = 256<<20, 64, 16<<20
+			create(t, h, s)
+			_, end, err := h.run(bounded(t), s.ID, "python3 -c 'import time"+program+"\nopen(\"/tmp/passed\", \"w\")' >/dev/null 2>&1 </dev/null &")
+			require.NoError(t, err)
+			require.Equal(t, "exited", end.GetReason())
+			// Nobody asks meanwhile, as long as it takes: a running exec would be watched for its own sake.
+			<-time.After(7 * time.Second)
+			require.Eventually(t, func() bool {
+				st, err := h.Inspect(t.Context(), s.ID)
+				if err == nil && !st.Alive {
+					return st.Reason == "oom_killed" || strings.Contains(st.Message, "oom")
+				}
+				out, _, err := h.exec(bounded(t), s.ID, "ls /tmp; pgrep python3")
+				return err == nil && out == ""
+			}, 30*time.Second, time.Second)
+		})
 	}
 }
 

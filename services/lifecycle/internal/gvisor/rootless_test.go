@@ -48,7 +48,7 @@ func TestRootless(t *testing.T) {
 	command(t, "chown", "-R", "65534:65534", dir)
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755)) //nolint:gosec // the user must get there
 
-	tests := []string{"TestContract", "TestKilledProcesses", "TestHungKeeper", "TestKilledLifecycle", "TestRestart", "TestNoSecretOnDisk", "TestLongState", "TestLimits", "TestOnlyItsProcesses"}
+	tests := []string{"TestContract", "TestKilledProcesses", "TestHungKeeper", "TestKilledLifecycle", "TestRestart", "TestNoSecretOnDisk", "TestLongState", "TestLimits", "TestLimitsInTheBackground", "TestOnlyItsProcesses"}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = []string{asUser + "=" + dir, "HOME=" + dir, "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH")}
