@@ -26,6 +26,8 @@ type Group struct {
 	v2 string
 	// unified: version 2 has the controllers.
 	unified bool
+
+	counters counters
 }
 
 // Limits of a group. Zero: no limit.
@@ -217,35 +219,6 @@ func (g *Group) Procs() []string {
 	return out
 }
 
-// Stats reads the counters; what a hierarchy does not have is zero.
-func (g *Group) Stats() Stats {
-	if g.unified {
-		return Stats{
-			CPU:         time.Duration(keyed(g.v2, "cpu.stat", "usage_usec")) * time.Microsecond,
-			MemoryBytes: number(g.v2, "memory.current"),
-			MemoryPeak:  number(g.v2, "memory.peak"),
-			OOMKills:    keyed(g.v2, "memory.events", "oom_kill"),
-		}
-	}
-	return Stats{
-		CPU:         time.Duration(number(g.v1["cpuacct"], "cpuacct.usage")),
-		MemoryBytes: number(g.v1["memory"], "memory.usage_in_bytes"),
-		MemoryPeak:  number(g.v1["memory"], "memory.max_usage_in_bytes"),
-		OOMKills:    keyed(g.v1["memory"], "memory.oom_control", "oom_kill"),
-	}
-}
-
-// FileCache is how much of the memory in use is cache of files, which the kernel takes back when it is needed. Memory of the guest
-// is not in it: it is a file too, but one that lives in memory only.
-func (g *Group) FileCache() uint64 {
-	dir, all, shared := g.v1["memory"], "total_cache", "total_shmem"
-	if g.unified {
-		dir, all, shared = g.v2, "file", "shmem"
-	}
-	cache, shmem := keyed(dir, "memory.stat", all), keyed(dir, "memory.stat", shared)
-	return cache - min(cache, shmem)
-}
-
 // ResetPeak starts the peak anew. False: this kernel cannot, the peak goes on from the group's start.
 func (g *Group) ResetPeak() bool {
 	if g.unified {
@@ -290,6 +263,7 @@ func (g *Group) Kill(within time.Duration) error {
 // Remove removes the group, which must have no processes; a group that is not there is fine. Zombies keep a group busy for
 // a moment, so it tries for up to a second.
 func (g *Group) Remove() error {
+	g.counters.close()
 	deadline := time.Now().Add(time.Second)
 	var errs []error
 	for _, d := range g.dirs() {
@@ -318,33 +292,4 @@ func write(dir, file, value string) error {
 	}
 	_, err = f.WriteString(value)
 	return errors.Join(err, f.Close())
-}
-
-func number(dir, file string) uint64 {
-	if dir == "" {
-		return 0
-	}
-	b, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return 0
-	}
-	n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-	return n
-}
-
-func keyed(dir, file, key string) uint64 {
-	if dir == "" {
-		return 0
-	}
-	b, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(b)) {
-		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && k == key {
-			n, _ := strconv.ParseUint(v, 10, 64)
-			return n
-		}
-	}
-	return 0
 }

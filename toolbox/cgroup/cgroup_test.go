@@ -72,8 +72,36 @@ func TestGroup(t *testing.T) {
 	require.NoError(t, in.Close())
 	require.Eventually(t, func() bool { return g.Stats().CPU > 50*time.Millisecond }, 10*time.Second, 5*time.Millisecond)
 	require.NotZero(t, again.Stats().MemoryPeak)
+	sameWhenKept(t, g, again)
 	go cmd.Wait()
 	require.NoError(t, again.Kill(5*time.Second))
 	require.NoError(t, g.Remove())
 	require.NoError(t, g.Remove(), "already gone")
+}
+
+// sameWhenKept: files that stay open show what has happened since, as those opened anew do, and are few, and closed with the group.
+func sameWhenKept(t *testing.T, g, again *Group) {
+	open := func() int {
+		l, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(l)
+	}
+	before := open()
+	g.Keep()
+	first := g.Stats().CPU
+	for range 100 {
+		g.Stats()
+		g.FileCache()
+		g.OOMKills()
+	}
+	require.LessOrEqual(t, open(), before+8)
+	require.Eventually(t, func() bool { return g.Stats().CPU > first+50*time.Millisecond }, 10*time.Second, 5*time.Millisecond)
+	low, kept, high := again.Stats(), g.Stats(), again.Stats()
+	require.GreaterOrEqual(t, kept.CPU, low.CPU)
+	require.LessOrEqual(t, kept.CPU, high.CPU)
+	require.Equal(t, high.MemoryPeak, g.Stats().MemoryPeak)
+	require.Equal(t, again.FileCache(), g.FileCache())
+	require.True(t, g.ResetPeak() == again.ResetPeak())
+	g.counters.close()
+	require.Equal(t, before, open())
 }

@@ -34,5 +34,5 @@ func Load(path string) (*Group, error) {
 	if r.V1 == nil {
 		r.V1 = map[string]string{}
 	}
-	return &Group{r.V1, r.V2, r.Unified}, nil
+	return &Group{v1: r.V1, v2: r.V2, unified: r.Unified}, nil
 }

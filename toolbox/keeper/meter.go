@@ -24,7 +24,7 @@ const sampleEvery = 250 * time.Millisecond
 const (
 	methodAlone  = "cgroup"
 	methodShared = "cgroup_shared"
-	// Where the host gives us no cgroup: CPU by the clocks of the sandbox's processes, memory by the sentry's word.
+	// Where the host gives us no cgroup: CPU by the clocks of the sandbox's processes, memory of guest and sentry.
 	methodProcess       = "process"
 	methodProcessShared = "process_shared"
 )
@@ -72,8 +72,8 @@ type meter struct {
 
 func newMeter(box *sandbox) *meter {
 	m := &meter{gauge: &gauge{box: box}, sentry: box.pid, times: box.control.Times, open: map[*account]struct{}{}}
-	m.last = m.read(m.gauge.stats())
-	m.total.peak = m.gauge.stats().MemoryPeak
+	s := m.gauge.stats()
+	m.last, m.total.peak = m.read(s), s.MemoryPeak
 	return m
 }
 
@@ -124,8 +124,8 @@ func (m *meter) settle(times map[uint32]time.Duration, ending *account) cgroup.S
 	return s
 }
 
-func (m *meter) sample(times map[uint32]time.Duration, ending *account) {
-	s := m.settle(times, ending)
+// observe takes what was just read as the memory of every open account.
+func (m *meter) observe(s cgroup.Stats) {
 	cached := m.gauge.fileCache()
 	inUse := float64(s.MemoryBytes - min(s.MemoryBytes, cached))
 	for a := range m.open {
@@ -143,16 +143,15 @@ func (m *meter) begin(tag uint32) *account {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := &account{tag: tag, cached: math.MaxUint64}
+	s := m.settle(nil, nil)
 	switch len(m.open) {
 	case 0:
-		m.settle(nil, nil)
 		// A peak belongs to one exec only if it starts with it.
 		a.shared = !m.gauge.resetPeak()
 		m.stop = make(chan struct{})
 		go m.follow(m.stop)
 	case 1:
 		// Until now the other had all; how much of it its processes know of themselves is where the split starts.
-		m.settle(nil, nil)
 		go m.ask(nil, true)
 		fallthrough
 	default:
@@ -162,7 +161,7 @@ func (m *meter) begin(tag uint32) *account {
 		}
 	}
 	m.open[a] = struct{}{}
-	m.sample(nil, nil)
+	m.observe(s)
 	return a
 }
 
@@ -185,18 +184,21 @@ const (
 	askEvery   = 25 * time.Millisecond
 )
 
-// ask samples, with the sentry's word where execs overlap. base: only take it as the point to start from.
-func (m *meter) ask(ending *account, base bool) {
+// ask samples, with the sentry's word where execs overlap, and returns what it read. base: only take that word as the point to
+// start from.
+func (m *meter) ask(ending *account, base bool) (s cgroup.Stats) {
 	times := m.question()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !base {
-		m.sample(times, ending)
-		return
+		s = m.settle(times, ending)
+		m.observe(s)
+		return s
 	}
 	for a := range m.open {
 		a.seen, a.idle = max(a.seen, times[a.tag]), false
 	}
+	return s
 }
 
 // question asks the sentry. Nil: only one exec runs, it was asked just now, or it does not answer.
@@ -234,7 +236,7 @@ func (m *meter) alone() string {
 
 // end closes an account and says what its exec used and by which method.
 func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
-	m.ask(a, false)
+	s := m.ask(a, false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, open := m.open[a]; open {
@@ -249,7 +251,7 @@ func (m *meter) end(a *account) (*commonv1.UsageMetrics, string) {
 	}
 	if !a.shared {
 		method = m.alone()
-		a.peak = max(a.peak, m.gauge.stats().MemoryPeak)
+		a.peak = max(a.peak, s.MemoryPeak)
 	}
 	return a.metrics(), method
 }
@@ -278,4 +280,4 @@ func (m *meter) usage() (*commonv1.UsageMetrics, cgroup.Stats) {
 	return total.metrics(), s
 }
 
-func (m *meter) oomKills() uint64 { return m.gauge.stats().OOMKills }
+func (m *meter) oomKills() uint64 { return m.gauge.oomKills() }

@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -66,6 +65,9 @@ func (b *sandbox) ownGroup(limits cgroup.Limits) (*cgroup.Group, error) {
 		b.group = g
 		err = g.Create(limits)
 	}
+	if err == nil {
+		g.Keep()
+	}
 	if err == nil || !b.spec.Rootless {
 		return g, err
 	}
@@ -76,8 +78,7 @@ func (b *sandbox) ownGroup(limits cgroup.Limits) (*cgroup.Group, error) {
 	return cgroup.None(), nil
 }
 
-// gauge reads what the sandbox has used, from its cgroup; where there is none, CPU from the kernel's clocks of its processes and
-// memory from the sentry.
+// gauge reads what the sandbox has used, from its cgroup; where there is none, CPU from the kernel's clocks of its processes.
 type gauge struct {
 	box *sandbox
 	mu  sync.Mutex
@@ -91,21 +92,26 @@ func (g *gauge) stats() cgroup.Stats {
 	if g.box.group.Real() {
 		return g.box.group.Stats()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
-	defer cancel()
-	totals, err := g.box.control.Totals(ctx)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.last.CPU = g.clocks.read()
-	if err == nil {
-		g.last.MemoryBytes = totals.MemoryBytes
-		g.last.MemoryPeak = max(g.last.MemoryPeak, totals.MemoryBytes)
-	}
+	g.last.MemoryBytes = g.box.memory.bytes()
+	g.last.MemoryPeak = max(g.last.MemoryPeak, g.last.MemoryBytes)
 	g.last.OOMKills = g.kills
 	return g.last
 }
 
-// fileCache is cgroup.Group.FileCache; the sentry's word does not count any.
+// oomKills is stats().OOMKills alone.
+func (g *gauge) oomKills() uint64 {
+	if g.box.group.Real() {
+		return g.box.group.OOMKills()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.kills
+}
+
+// fileCache is cgroup.Group.FileCache; without a cgroup none is counted.
 func (g *gauge) fileCache() uint64 {
 	if g.box.group.Real() {
 		return g.box.group.FileCache()
