@@ -42,6 +42,8 @@ type sandbox struct {
 	runscRoot *os.File
 	// control is how programs are run, way its name, refused why another one did not work.
 	control sentry.Control
+	// memory is nil where the cgroup tells.
+	memory  *memory
 	way     string
 	refused error
 	// children takes whatever dies, from the moment the sentry runs.
@@ -221,7 +223,10 @@ func (b *sandbox) run(ctx context.Context) error {
 	if err := b.watch(); err != nil {
 		return err
 	}
-	return nil
+	if !b.group.Real() {
+		b.memory, err = openMemory(b.pid)
+	}
+	return err
 }
 
 // flags are those of every call of runsc. What goes on being written must not fill the desk.
@@ -384,6 +389,9 @@ func (b *sandbox) destroy() error {
 	}
 	if b.runscRoot != nil {
 		b.runscRoot.Close()
+	}
+	if b.memory != nil {
+		b.memory.guest.Close()
 	}
 	if b.desk != "" {
 		for _, name := range []string{"runsc/null-netns", "workspace", "init", "rootfs", "image", ""} {

@@ -143,7 +143,7 @@ func TestHelperRootless(t *testing.T) {
 		require.NoError(t, err)
 	})
 	t.Run("memory over its limit", func(t *testing.T) {
-		o := start(t).Sh(t, "dd if=/dev/zero bs=700M count=1 | sleep 5")
+		o := start(t).Sh(t, "dd if=/dev/zero bs=700M count=1 | sleep 10")
 		require.Equal(t, "oom_killed", o.Reason, "%v", o.End)
 	})
 	t.Run("killed keeper", func(t *testing.T) {

@@ -119,8 +119,8 @@ func (k *Keeper) newWarden() (*warden, error) {
 		}
 		w.limit = k.spec.WorkspaceBytes
 	}
-	if !k.box.group.Real() {
-		w.memory = k.spec.MemoryBytes
+	if !k.box.group.Real() && k.spec.MemoryBytes > 0 {
+		w.memory = k.spec.MemoryBytes + sentryBytes
 	}
 	if w.limit == 0 && w.memory == 0 {
 		return nil, nil

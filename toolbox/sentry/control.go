@@ -20,8 +20,6 @@ type Control interface {
 	// Times is the CPU time of the programs that have each of the supplementary groups, by group: of those that run and of
 	// those that they have waited for. ErrUnsupported where it cannot be had.
 	Times(ctx context.Context, groups []uint32) (map[uint32]time.Duration, error)
-	// Totals is what the sandbox uses by its sentry's word. ErrUnsupported where it cannot be had.
-	Totals(context.Context) (Totals, error)
 	Close()
 }
 
