@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -71,27 +72,55 @@ type UseCases struct {
 	base context.Context
 	// idem is the bucket of idempotency keys, once it has been opened.
 	idem atomic.Pointer[jetstream.KeyValue]
+
+	tenantsMu sync.Mutex
+	// tenants are the aggregates of sandboxes by id, for callers who name no tenant.
+	tenants map[string]subject.Aggregate
 }
 
 // New puts the use cases together. base ends when the gateway stops.
 func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
-	return &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base}
+	return &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{}}
 }
 
 // locate finds the sandbox that the caller may see. One of another tenant is not found, like one that never was.
 func (u *UseCases) locate(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
 	agg := subject.Sandbox(p.Tenant, id)
 	if p.Development() {
-		found, err := u.log.Find(ctx, subject.AnyTenantSandbox(id))
+		found, err := u.anyTenant(ctx, id)
 		if err != nil {
-			if fault.CodeOf(err) == fault.NotFound {
-				return sandbox.Sandbox{}, notFound(id)
-			}
 			return sandbox.Sandbox{}, err
 		}
 		agg = found
 	}
 	return u.load(ctx, agg)
+}
+
+// tenantsMost bounds the sandboxes whose tenant is remembered; over it all are forgotten, which costs one search each.
+const tenantsMost = 4096
+
+// anyTenant finds a sandbox whose tenant the caller did not say. A sandbox never changes its tenant, so it is searched for once.
+func (u *UseCases) anyTenant(ctx context.Context, id string) (subject.Aggregate, error) {
+	u.tenantsMu.Lock()
+	agg, known := u.tenants[id]
+	u.tenantsMu.Unlock()
+	if known {
+		return agg, nil
+	}
+	agg, err := u.log.Find(ctx, subject.AnyTenantSandbox(id))
+	switch {
+	case fault.CodeOf(err) == fault.NotFound:
+		return agg, notFound(id)
+	case err != nil:
+		return agg, err
+	}
+	u.tenantsMu.Lock()
+	defer u.tenantsMu.Unlock()
+	if len(u.tenants) >= tenantsMost {
+		clear(u.tenants)
+	}
+	u.tenants[id] = agg
+	return agg, nil
 }
 
 func (u *UseCases) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
