@@ -45,6 +45,42 @@ func Page(ctx context.Context, js jetstream.JetStream, stream, subject string, f
 	return get(ctx, js, stream, n, map[string]any{"seq": max(from, 1), "next_by_subj": subject, "batch": n, "max_bytes": maxBytes})
 }
 
+// Leader gives the first message of a subject from a sequence on, nil without one. Unlike the others it asks the leader of the
+// stream, not any replica: what is not there does not exist.
+func Leader(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64) (*Message, error) {
+	body, err := json.Marshal(map[string]any{"seq": max(from, 1), "next_by_subj": subject})
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	reply, err := js.Conn().RequestWithContext(ctx, API(js, "STREAM.MSG.GET."+stream), body)
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Subject string `json:"subject"`
+			Seq     uint64 `json:"seq"`
+			Header  []byte `json:"hdrs"`
+			Data    []byte `json:"data"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(reply.Data, &answer); err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	if answer.Error != nil {
+		if answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
+			return nil, nil // there is none, and that is no error
+		}
+		return nil, fmt.Errorf("get from the leader: %w", answer.Error)
+	}
+	header, err := nats.DecodeHeadersMsg(answer.Message.Header)
+	if err != nil {
+		return nil, fmt.Errorf("get from the leader: %w", err)
+	}
+	return &Message{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
+}
+
 // Last gives the last message of each of at most n subjects that match a filter. More than 1,024 are refused by the server.
 func Last(ctx context.Context, js jetstream.JetStream, stream, filter string, n int) ([]Message, error) {
 	messages, _, err := get(ctx, js, stream, n, map[string]any{"multi_last": []string{filter}, "batch": n})

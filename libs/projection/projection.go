@@ -56,11 +56,10 @@ type Runner struct {
 	metrics *metrics
 	invalid error
 
+	// at is through where the view is: no event of its subjects up to there is missing in it.
+	at *position
+
 	mu sync.Mutex
-	// seen is through where the view is: no event of its subjects up to there is missing in it.
-	seen uint64
-	// moved is closed and made anew whenever seen changes.
-	moved chan struct{}
 	// running is set while Run is; stop ends its session so that the next one starts from the checkpoint.
 	running bool
 	stop    context.CancelFunc
@@ -70,7 +69,7 @@ type Runner struct {
 
 // New is a runner of p over the stream of events, which topology must have made.
 func New(js jetstream.JetStream, p Projection, o Options) *Runner {
-	r := &Runner{p: p, js: js, log: o.Log, moved: make(chan struct{})}
+	r := &Runner{p: p, js: js, log: o.Log, at: newPosition()}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
@@ -129,21 +128,14 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // WaitFor returns when the view has every event of its subjects up to the stream sequence seq: a caller that appended an event
-// reads its own writes then. For a sequence that no event of its subjects has it can take two seconds. It gives fault.DeadlineExceeded or fault.Cancelled when ctx ends first.
+// reads its own writes then. For a sequence that no event of its subjects has it can take two seconds. It gives
+// fault.DeadlineExceeded or fault.Cancelled when ctx ends first.
 func (r *Runner) WaitFor(ctx context.Context, seq uint64) error {
-	for {
-		r.mu.Lock()
-		seen, moved := r.seen, r.moved
-		r.mu.Unlock()
-		if seen >= seq {
-			return nil
-		}
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return ended(ctx.Err(), fmt.Sprintf("the view is at event %d, not at %d yet", seen, seq))
-		}
+	seen, err := r.at.wait(ctx, seq)
+	if err != nil {
+		return ended(err, fmt.Sprintf("the view is at event %d, not at %d yet", seen, seq))
 	}
+	return nil
 }
 
 // Rebuild forgets the checkpoint, so that every event is applied again, and returns when the view is where the log was at the
@@ -186,16 +178,4 @@ func ended(err error, message string) error {
 		return fault.New(fault.DeadlineExceeded, fault.ReasonTimeout, message).Because(err)
 	}
 	return fault.New(fault.Cancelled, fault.ReasonCancelled, message).Because(err)
-}
-
-// advance says that the view is at seq; it goes back only where a session starts.
-func (r *Runner) advance(seq uint64, reset bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if seq <= r.seen && !reset {
-		return
-	}
-	r.seen = seq
-	close(r.moved)
-	r.moved = make(chan struct{})
 }

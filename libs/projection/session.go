@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
@@ -22,6 +23,8 @@ const (
 	maxPause    = 5 * time.Second
 	// window bounds what is read ahead, in bytes.
 	window = 8 << 20
+	// minIdle is when an idle session looks first; each look without an event doubles it up to look.
+	minIdle = 20 * time.Millisecond
 	// look is how often an idle session makes sure that the stream is still the one it reads.
 	look = 2 * time.Second
 )
@@ -35,11 +38,11 @@ type checkpoint struct {
 	Version     int    `json:"version"`
 }
 
-// session is one life of an ordered consumer.
+// session is one life of a feed.
 type session struct {
 	r           *Runner
 	kv          jetstream.KeyValue
-	consumer    jetstream.Consumer
+	feed        *feed.Feed
 	incarnation string
 	// at is the sequence of the last event that was applied or skipped, saved that of the checkpoint.
 	at, saved uint64
@@ -54,20 +57,14 @@ func (r *Runner) session(ctx context.Context, works func()) error {
 	if err != nil {
 		return err
 	}
-	consumer, err := r.js.OrderedConsumer(ctx, topology.StreamEvents, jetstream.OrderedConsumerConfig{
-		FilterSubjects: r.p.Subjects(), DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: s.at + 1,
-		MaxResetAttempts: 1, InactiveThreshold: 30 * time.Second,
+	s.feed, err = feed.Open(ctx, r.js, feed.Options{
+		Stream: topology.StreamEvents, Subjects: r.p.Subjects(), From: s.at + 1, Window: window,
 	})
-	if err != nil {
-		return fmt.Errorf("open consumer: %w", err)
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxBytes(window), jetstream.PullHeartbeat(time.Second))
 	if err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
-	defer messages.Stop()
-	s.consumer = consumer
-	err = s.read(ctx, messages, works)
+	defer s.feed.Close()
+	err = s.read(ctx, works)
 	// On the way out the checkpoint is stored whatever ended the session.
 	if e := s.save(context.WithoutCancel(ctx)); err == nil {
 		err = e
@@ -95,7 +92,7 @@ func (r *Runner) open(ctx context.Context) (*session, error) {
 		if err := kv.Delete(ctx, r.key()); err != nil {
 			return nil, fmt.Errorf("forget checkpoint: %w", err)
 		}
-		r.advance(0, true)
+		r.at.advance(0, true)
 		r.mu.Lock()
 		r.forget = nil
 		r.mu.Unlock()
@@ -111,7 +108,7 @@ func (r *Runner) open(ctx context.Context) (*session, error) {
 		c.Version == r.p.Version() && c.Seq <= stream.CachedInfo().State.LastSeq {
 		s.at, s.saved = c.Seq, c.Seq
 	}
-	r.advance(s.at, s.at == 0)
+	r.at.advance(s.at, s.at == 0)
 	return s, nil
 }
 
@@ -123,31 +120,28 @@ func (r *Runner) stream(ctx context.Context) (jetstream.Stream, error) {
 	return s, nil
 }
 
-func (s *session) read(ctx context.Context, messages jetstream.MessagesContext, works func()) error {
+func (s *session) read(ctx context.Context, works func()) error {
 	// An idle moment is when the view is as far as the log, so it comes soon after the last event.
-	idle := 20 * time.Millisecond
+	idle := minIdle
 	for {
-		wait, cancel := context.WithTimeout(ctx, idle)
-		m, err := messages.Next(jetstream.NextContext(wait))
-		timedOut := wait.Err() != nil
-		cancel()
+		m, ok, err := s.feed.Next(ctx, idle)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && timedOut:
+		case err != nil:
+			return fmt.Errorf("read events: %w", err)
+		case !ok:
 			if err := s.idle(ctx); err != nil {
 				return err
 			}
 			idle = min(idle*2, look)
 			works()
 			continue
-		case err != nil:
-			return fmt.Errorf("read events: %w", err)
 		}
 		if err := s.take(ctx, m); err != nil {
 			return err
 		}
-		idle = 20 * time.Millisecond
+		idle = minIdle
 		works()
 	}
 }
@@ -169,40 +163,35 @@ func (s *session) idle(ctx context.Context) error {
 		return errRecreated
 	}
 	// Asked behind the stream: what it has nothing left of is all that the stream had.
-	c, err := s.consumer.Info(ctx)
+	left, delivered, err := s.feed.Left(ctx)
 	if err != nil {
-		return fmt.Errorf("read consumer: %w", err)
+		return err
 	}
-	s.r.metrics.lag.Set(float64(c.NumPending))
-	if c.NumPending == 0 && c.Delivered.Stream <= s.at {
-		s.r.advance(info.State.LastSeq, false)
+	s.r.metrics.lag.Set(float64(left))
+	if left == 0 && delivered <= s.at {
+		s.r.at.advance(info.State.LastSeq, false)
 	}
 	return nil
 }
 
-func (s *session) take(ctx context.Context, m jetstream.Msg) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return fmt.Errorf("read events: %w", err)
-	}
-	seq := meta.Sequence.Stream
-	e, err := envelope.Decode(m.Subject(), seq, m.Headers(), m.Data())
+func (s *session) take(ctx context.Context, m feed.Message) error {
+	e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
 	switch {
 	case err != nil:
 		// One bad message must not stop the view of all others. An audit of the log finds it too.
-		s.r.metrics.events.WithLabelValues("malformed").Inc()
-		s.r.log.ErrorContext(ctx, "an event cannot be decoded and is skipped", "seq", seq, "error", err)
+		s.r.metrics.malformed.Inc()
+		s.r.log.ErrorContext(ctx, "an event cannot be decoded and is skipped", "seq", m.Seq, "error", err)
 	case e.Body == nil:
-		s.r.metrics.events.WithLabelValues("unknown").Inc()
+		s.r.metrics.unknown.Inc()
 	default:
-		if err := s.r.p.Apply(telemetry.Extract(ctx, m.Headers()), e); err != nil {
-			return fmt.Errorf("apply event %d: %w", seq, err)
+		if err := s.r.p.Apply(telemetry.Extract(ctx, m.Header), e); err != nil {
+			return fmt.Errorf("apply event %d: %w", m.Seq, err)
 		}
-		s.r.metrics.events.WithLabelValues("applied").Inc()
+		s.r.metrics.applied.Inc()
 	}
-	s.at = seq
-	s.r.metrics.lag.Set(float64(meta.NumPending))
-	s.r.advance(seq, false)
+	s.at = m.Seq
+	s.r.metrics.lag.Set(float64(m.Left))
+	s.r.at.advance(m.Seq, false)
 	if s.unsaved == 0 {
 		s.since = time.Now()
 	}

@@ -88,7 +88,7 @@ func (w wire) page(ctx context.Context, subject string, from uint64, n int) ([]s
 func (w wire) leaderPage(ctx context.Context, subject string, from uint64, n int) ([]stored, int, error) {
 	var messages []stored
 	for len(messages) < n {
-		m, err := w.leaderGet(ctx, subject, from)
+		m, err := directget.Leader(ctx, w.js, topology.StreamEvents, subject, from)
 		if err != nil || m == nil {
 			return messages, 0, err
 		}
@@ -96,41 +96,6 @@ func (w wire) leaderPage(ctx context.Context, subject string, from uint64, n int
 		from = m.Seq + 1
 	}
 	return messages, 0, nil
-}
-
-// leaderGet reads the first message of a subject from a sequence on; nil when there is none.
-func (w wire) leaderGet(ctx context.Context, subject string, from uint64) (*stored, error) {
-	body, err := json.Marshal(map[string]any{"seq": from, "next_by_subj": subject})
-	if err != nil {
-		return nil, fmt.Errorf("get from the leader: %w", err)
-	}
-	reply, err := w.js.Conn().RequestWithContext(ctx, directget.API(w.js, "STREAM.MSG.GET."+topology.StreamEvents), body)
-	if err != nil {
-		return nil, fmt.Errorf("get from the leader: %w", err)
-	}
-	var answer struct {
-		Error   *jetstream.APIError `json:"error"`
-		Message struct {
-			Subject string `json:"subject"`
-			Seq     uint64 `json:"seq"`
-			Header  []byte `json:"hdrs"`
-			Data    []byte `json:"data"`
-		} `json:"message"`
-	}
-	if err := json.Unmarshal(reply.Data, &answer); err != nil {
-		return nil, fmt.Errorf("get from the leader: %w", err)
-	}
-	if answer.Error != nil {
-		if answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound {
-			return nil, nil // there is none, and that is no error
-		}
-		return nil, fmt.Errorf("get from the leader: %w", answer.Error)
-	}
-	header, err := nats.DecodeHeadersMsg(answer.Message.Header)
-	if err != nil {
-		return nil, fmt.Errorf("get from the leader: %w", err)
-	}
-	return &stored{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
 }
 
 func (w wire) last(ctx context.Context, filter string, n int) ([]string, error) {

@@ -1,0 +1,131 @@
+package feed
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/sandtrail/sandtrail/libs/directget"
+)
+
+// What the server says beside messages.
+const (
+	headerStatus          = "Status"
+	headerDescription     = "Description"
+	headerPendingMessages = "Nats-Pending-Messages"
+
+	statusBeat     = "100"
+	statusTimeout  = "408"
+	statusConflict = "409"
+)
+
+// request asks a consumer for messages.
+type request struct {
+	Expires  time.Duration `json:"expires"`
+	Batch    int           `json:"batch"`
+	MaxBytes int           `json:"max_bytes"`
+	Beats    time.Duration `json:"idle_heartbeat"`
+}
+
+// ask asks for a window.
+func (f *Feed) ask() error {
+	r := request{Expires: expires, Batch: MaxMessages, MaxBytes: f.o.Window, Beats: beats}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("ask for messages: %w", err)
+	}
+	if err := f.js.Conn().PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body); err != nil {
+		return fmt.Errorf("ask for messages: %w", err)
+	}
+	f.messages, f.bytes = r.Batch, r.MaxBytes
+	return nil
+}
+
+// said takes what the server says beside messages: a beat, or that the request is over.
+func (f *Feed) said(m *nats.Msg) error {
+	f.heard = time.Now()
+	status, rest := m.Header.Get(headerStatus), m.Header.Get(headerPendingMessages)
+	switch {
+	case status == statusBeat || rest == "0":
+		// A request that got all its messages is over already.
+		return nil
+	case status == statusTimeout:
+		return f.ask()
+	case status == statusConflict && rest != "":
+		// The next message does not fit into what the request has left.
+		if f.messages == MaxMessages {
+			return fmt.Errorf("%w: a message is larger than the window of %d bytes", ErrEnded, f.o.Window)
+		}
+		return f.ask()
+	}
+	return fmt.Errorf("%w: %s %s", ErrEnded, status, m.Header.Get(headerDescription))
+}
+
+// numbered is a message with its sequence among those of the consumer.
+type numbered struct {
+	Message
+	delivered uint64
+}
+
+// parse reads a message's place from its reply subject:
+//
+//	$JS.ACK.<stream>.<consumer>.<tries>.<stream sequence>.<consumer sequence>.<time>.<left>
+//	$JS.ACK.<domain>.<account>.<stream>.<consumer>.<tries>.<stream sequence>.<consumer sequence>.<time>.<left>.<token>
+//
+// false: it is none but something the server says. It allocates nothing.
+func parse(m *nats.Msg) (numbered, bool) {
+	const short, long = 9, 11
+	var at [long + 2]int // where each token begins
+	n := 1
+	for i := range len(m.Reply) {
+		if m.Reply[i] != '.' {
+			continue
+		}
+		if n == len(at) {
+			return numbered{}, false
+		}
+		at[n] = i + 1
+		n++
+	}
+	first := 5
+	switch {
+	case n < short || len(m.Reply) < 8 || m.Reply[:8] != "$JS.ACK.":
+		return numbered{}, false
+	case n >= long:
+		first = 7
+	case n != short:
+		return numbered{}, false
+	}
+	var v [4]uint64
+	for i := range v {
+		begin, end := at[first+i], len(m.Reply)
+		if first+i+1 < n {
+			end = at[first+i+1] - 1
+		}
+		var ok bool
+		if v[i], ok = number(m.Reply[begin:end]); !ok {
+			return numbered{}, false
+		}
+	}
+	return numbered{
+		Message:   Message{Subject: m.Subject, Seq: v[0], Stored: int64(v[2]), Left: v[3], Header: m.Header, Data: m.Data}, //nolint:gosec // a time
+		delivered: v[1],
+	}, true
+}
+
+// number reads a decimal number.
+func number(s string) (n uint64, ok bool) {
+	if s == "" || len(s) > 20 {
+		return 0, false
+	}
+	for i := range len(s) {
+		c := s[i] - '0'
+		if c > 9 {
+			return 0, false
+		}
+		n = n*10 + uint64(c)
+	}
+	return n, true
+}
