@@ -41,10 +41,15 @@ const (
 // Durable consumers.
 const (
 	ConsumerScheduler = "lifecycle-scheduler-v1"
-	ConsumerUsage     = "usage-clickhouse-v1"
 	ConsumerSettle    = "exec-settle-v1"
 	ConsumerGC        = "gc-work-v1"
 )
+
+// Checkpoints in BucketCheckpoint of readers that are not projections of libs/projection.
+const CheckpointUsage = "usage-clickhouse-v1"
+
+// RetiredUsage is the durable consumer of usage services that acknowledged each event. Whoever goes on from it removes it.
+const RetiredUsage = "usage-clickhouse-v1"
 
 // ConsumerWorker is the consumer of a worker's sandbox commands.
 func ConsumerWorker(worker string) string { return "lifecycle-worker-" + worker + "-v1" }
@@ -230,8 +235,6 @@ func durable(stream, name, about string, maxAckPending int, filters ...string) c
 func consumers() []consumer {
 	return []consumer{
 		durable(StreamCommands, ConsumerScheduler, "Decides what happens to sandboxes", 256, subject.SandboxCommands()),
-		durable(StreamEvents, ConsumerUsage, "Projects facts into ClickHouse", 40_000,
-			subject.AllExecs(), subject.AllSandboxes(), subject.AllWorkspaces()),
 		durable(StreamEvents, ConsumerSettle, "Settles the execs of sandboxes that are gone", 256, subject.AllSandboxes()),
 		durable(StreamEvents, ConsumerGC, "Removes what is over", 256, subject.AllSandboxes(), subject.AllWorkspaces()),
 	}

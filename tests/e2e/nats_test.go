@@ -64,7 +64,7 @@ func TestDocumentedNATSCommandsAnswerTheirQuestions(t *testing.T) {
 		"4":  {"sandtrail.events.v1.Exec"},
 		"5":  {"EVT", "OUT", "CMD"},
 		"6":  {"lifecycle-scheduler-v1", "lifecycle-worker-local-v1", "exec-run-local-v1"},
-		"7":  {"Unprocessed Messages: 0"},
+		"7":  {`"seq":`, "Last Sequence: "},
 		"8":  {"acme." + id},
 		"9":  {"local"},
 		"10": {"Messages: 0"},

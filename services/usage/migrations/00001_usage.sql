@@ -50,7 +50,7 @@ CREATE TABLE agents.usage_events_raw
 ENGINE = ReplacingMergeTree(row_version)
 PARTITION BY toYYYYMM(occurred_at)
 ORDER BY (tenant_id, sandbox_id, id)
--- An insert is acknowledged to the log once it returned, so it must be on disk by then.
+-- Events count as done once their insert returned, so it must be on disk by then.
 SETTINGS non_replicated_deduplication_window = 1000, fsync_after_insert = 1, fsync_part_directory = 1;
 
 -- Execs, one row each however often the log was replayed. Sums over it are what execs used.

@@ -22,6 +22,7 @@ const (
 	replayEvents = 30_000
 	// historyEvents is an aggregate of which the whole history is loaded.
 	historyEvents = 20
+	fillPatience  = time.Minute
 )
 
 // replay compares reading the log through a projection and by Load with raw ordered consumers of the same stream.
@@ -71,14 +72,15 @@ func (s *server) fill(n int, event func(i int) (subject.Aggregate, envelope.Even
 		if err != nil {
 			return err
 		}
-		if _, err := s.js.PublishMsgAsync(m); err != nil {
+		// On a busy machine the server may take longer than the client waits by itself.
+		if _, err := s.js.PublishMsgAsync(m, jetstream.WithStallWait(fillPatience)); err != nil {
 			return err
 		}
 	}
 	select {
 	case <-s.js.PublishAsyncComplete():
 		return nil
-	case <-time.After(time.Minute):
+	case <-time.After(fillPatience):
 		return errors.New("publishes are not acknowledged")
 	}
 }

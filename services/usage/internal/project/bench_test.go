@@ -61,7 +61,7 @@ func BenchmarkProjection(b *testing.B) {
 		raw = append(raw, benchmarkEvents/time.Since(begin).Seconds())
 		require.NoError(b, c.Down(b.Context()))
 		require.NoError(b, c.Up(b.Context()))
-		rewind(b, n.JS, 30*time.Second)
+		again(b, n.JS)
 		begin = time.Now()
 		stop, _ := run(b, n.JS, c)
 		awaitDone(b, n.JS)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -21,22 +22,18 @@ func (u *unusable) Error() string { return u.sentence }
 
 func (u *unusable) Unwrap() error { return u.cause }
 
-// bury stores the message among the dead letters and then ends its delivery. Done again it makes the same letter.
-func (p *Projector) bury(ctx context.Context, i *item, why *unusable) error {
-	ctx, cancel := context.WithTimeout(ctx, lookupTime)
+// bury stores the message among the dead letters. Done again it makes the same letter.
+func (p *Projector) bury(ctx context.Context, m feed.Message, why *unusable) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	seq := i.meta.Sequence.Stream
 	if err := dlq.Store(ctx, p.js, dlq.Info{
-		Service: service, Consumer: topology.ConsumerUsage, Reason: "poison", Attempts: int(i.meta.NumDelivered), //nolint:gosec // a count
-		Stream: topology.StreamEvents, Seq: seq, Subject: i.msg.Subject(), Code: string(fault.InvalidArgument),
-		FaultReason: string(fault.ReasonValidation), Error: why.sentence, Stored: i.meta.Timestamp, Died: time.Now(),
-	}, i.msg.Headers(), i.msg.Data()); err != nil {
+		Service: service, Consumer: topology.CheckpointUsage, Reason: "poison", Attempts: 1,
+		Stream: topology.StreamEvents, Seq: m.Seq, Subject: m.Subject, Code: string(fault.InvalidArgument),
+		FaultReason: string(fault.ReasonValidation), Error: why.sentence, Stored: moment(m.Stored), Died: time.Now(),
+	}, m.Header, m.Data); err != nil {
 		return err
 	}
 	p.metrics.dead.Inc()
-	p.log.Error("event went to the dead letters", "seq", seq, "subject", i.msg.Subject(), "reason", why.sentence)
-	if err := i.msg.TermWithReason("unusable event"); err != nil {
-		p.log.Warn("cannot end the delivery of a dead letter", "seq", seq, "error", err)
-	}
+	p.log.Error("event went to the dead letters", "seq", m.Seq, "subject", m.Subject, "reason", why.sentence)
 	return nil
 }

@@ -1,19 +1,23 @@
 // Package project turns the facts of the log into rows of usage.
 //
-// Order of things: insert, then acknowledge. A projector that dies in between, or a log that is read again, makes the same rows
-// again, and a row that stands already is replaced by itself. So every total is the same however often it happens. When
-// ClickHouse is down nothing is acknowledged: the consumer lags, what is held here is bounded, and nothing is dropped.
+// Order of things: insert, then store the checkpoint. A projector that dies in between, or a log that is read again, makes the
+// same rows again, and a row that stands already is replaced by itself. So every total is the same however often it happens. When
+// ClickHouse is down the checkpoint stays where it is, what is held here is bounded, and nothing is dropped.
 //
-// Four steps work at the same time, each on another batch: receive (pull and decode), gather (find the owner, make rows), insert
-// and acknowledge. Each waits for the next, so a slow step slows the pulls.
+// A checkpoint at a sequence says that every event up to there is in ClickHouse or among the dead letters. That is so whoever
+// stored it, because each projector reads on from one and leaves nothing out. So any number of them may run: nothing but their
+// work depends on how many do.
+//
+// Two steps work at the same time, each on another batch: read (receive, decode, make rows) and write (insert, checkpoint). A slow
+// step holds the other one up, and with it the server.
 package project
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -23,21 +27,19 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/libs/feed"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
 
-// Bounds. Of a projector's events at most three batches, a window and decoded ones are unacknowledged: 34,256, which is less than
-// the consumer allows.
+// Bounds. At most three batches and a window are in memory.
 const (
 	// MaxBatch and maxBatchBytes are how many events are projected together at most, and their size as stored.
 	MaxBatch      = 10_000
 	maxBatchBytes = 32 << 20
-	// window and windowBytes are what is asked for and not decoded yet.
-	window      = 4_000
-	windowBytes = 16 << 20
-	// decoded is how many events wait to be gathered.
-	decoded = 256
+	// window bounds what is received and not decoded yet, in bytes.
+	window = 8 << 20
 	// linger is how long a first event waits for others to come: it bounds inserts to ten a second, and so the parts that
 	// ClickHouse has to merge. While more events are known to wait in the log, it is lingerBehind, which fills batches.
 	linger       = 100 * time.Millisecond
@@ -45,15 +47,13 @@ const (
 
 	retryMin = 100 * time.Millisecond
 	retryMax = 10 * time.Second
-	// attemptTime bounds one insert, lookupTime one look-up of an owner or one dead letter, ackTime the answer to an
-	// acknowledgement.
+	// attemptTime bounds one insert, callTime one look-up, checkpoint or dead letter.
 	attemptTime = time.Minute
-	lookupTime  = 10 * time.Second
-	ackTime     = 5 * time.Second
+	callTime    = 10 * time.Second
 	lagEvery    = 2 * time.Second
 )
 
-// Sink takes rows. A block whose token it has taken already may be dropped.
+// Sink takes rows. A block whose token it has taken already may be dropped. It keeps nothing of rows.
 type Sink interface {
 	Insert(ctx context.Context, token string, rows []clickhouse.Row) error
 }
@@ -68,75 +68,48 @@ type Config struct {
 	Tracer trace.TracerProvider
 }
 
-// Projector reads the durable consumer topology.ConsumerUsage. Any number of them may run: each event goes to one.
+// Projector reads the log from the checkpoint topology.CheckpointUsage on. Of several one works and the others stand by.
 type Projector struct {
-	js       jetstream.JetStream
-	sink     Sink
-	log      *slog.Logger
-	metrics  *metrics
-	tracer   trace.Tracer
-	consumer jetstream.Consumer
-	owners   *owners
-	// incarnation of the stream: sequences of another one are others.
-	incarnation string
-	ackWait     time.Duration
-	// last is when the event that was read last was stored, in Unix nanoseconds.
-	last atomic.Int64
+	js      jetstream.JetStream
+	kv      jetstream.KeyValue
+	sink    Sink
+	log     *slog.Logger
+	metrics *metrics
+	tracer  trace.Tracer
+	// traced: spans are made.
+	traced bool
+	owners *owners
+	// id tells this projector's checkpoints from those of others.
+	id   string
+	done progress
 }
 
-// New looks up the stream and its consumer, which must exist.
+// New looks up the stream of events and the bucket of checkpoints, which must exist.
 func New(ctx context.Context, c Config) (*Projector, error) {
+	p := &Projector{js: c.JS, sink: c.Sink, log: c.Log, traced: c.Tracer != nil, id: ids.New()}
 	if c.Tracer == nil {
 		c.Tracer = noop.NewTracerProvider()
 	}
-	m, err := newMetrics(c.Registerer)
-	if err != nil {
+	p.tracer = c.Tracer.Tracer("github.com/sandtrail/sandtrail/services/usage")
+	var err error
+	if p.metrics, err = newMetrics(c.Registerer); err != nil {
 		return nil, err
 	}
-	s, err := c.JS.Stream(ctx, topology.StreamEvents)
-	if err != nil {
+	if _, err = c.JS.Stream(ctx, topology.StreamEvents); err != nil {
 		return nil, fmt.Errorf("look up the stream of events: %w", err)
 	}
-	cons, err := s.Consumer(ctx, topology.ConsumerUsage)
-	if err != nil {
-		return nil, fmt.Errorf("look up the consumer %s: %w", topology.ConsumerUsage, err)
+	if p.kv, err = c.JS.KeyValue(ctx, topology.BucketCheckpoint); err != nil {
+		return nil, fmt.Errorf("look up the bucket of checkpoints: %w", err)
 	}
-	return &Projector{
-		js: c.JS, sink: c.Sink, log: c.Log, metrics: m, consumer: cons, owners: newOwners(s),
-		tracer:      c.Tracer.Tracer("github.com/sandtrail/sandtrail/services/usage"),
-		incarnation: s.CachedInfo().Config.Metadata[topology.MetaIncarnation], ackWait: cons.CachedInfo().Config.AckWait,
-	}, nil
+	p.owners = newOwners(c.JS)
+	return p, nil
 }
 
 // Run projects until ctx ends, and returns nil then, or until the connection is closed: nats.ErrConnectionClosed. What is in
-// work is finished or handed back.
+// work then is left to whoever reads on from the checkpoint.
 func (p *Projector) Run(ctx context.Context) error {
-	items, batches, inserted := make(chan *item, decoded), make(chan *batch), make(chan *batch)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(items)
-		return p.receive(ctx, items)
-	})
-	g.Go(func() error {
-		defer close(batches)
-		p.gather(ctx, items, batches)
-		return nil
-	})
-	g.Go(func() error {
-		defer close(inserted)
-		for b := range batches {
-			if p.insert(ctx, b) {
-				inserted <- b
-			}
-		}
-		return nil
-	})
-	g.Go(func() error {
-		for b := range inserted {
-			p.acknowledge(ctx, b)
-		}
-		return nil
-	})
+	g.Go(func() error { return p.project(ctx) })
 	g.Go(func() error {
 		for ctx.Err() == nil {
 			p.measureLag(ctx)
@@ -147,21 +120,28 @@ func (p *Projector) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// measureLag sets the gauges of what waits.
-func (p *Projector) measureLag(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	info, err := p.consumer.Info(ctx)
-	if err != nil {
-		return
+// project runs one session after the other.
+func (p *Projector) project(ctx context.Context) error {
+	for failures := 0; ctx.Err() == nil; {
+		err := p.session(ctx, func() { failures = 0 })
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case p.closed():
+			return fmt.Errorf("read events: %w", nats.ErrConnectionClosed)
+		case errors.Is(err, errOvertaken):
+			p.log.Info("another projector is at work, standing by")
+			p.standBy(ctx)
+			continue
+		}
+		failures++
+		// A gap comes with each restart of a server: nothing to report.
+		if failures > 1 || !errors.Is(err, feed.ErrGap) {
+			p.log.Warn("cannot read events, trying again", "error", err)
+		}
+		pause(ctx, failures)
 	}
-	waiting := info.NumPending + uint64(info.NumAckPending)
-	p.metrics.pending.Set(float64(waiting))
-	behind := 0.0
-	if last := p.last.Load(); waiting > 0 && last != 0 {
-		behind = time.Since(time.Unix(0, last)).Seconds()
-	}
-	p.metrics.behind.Set(behind)
+	return nil
 }
 
 // pause waits after the n-th failure in a row: doubling from 100 ms to 10 s, with jitter.

@@ -1,0 +1,192 @@
+package project
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sandtrail/sandtrail/libs/topology"
+)
+
+const (
+	// standbyEvery is how often a projector that stands by looks at the checkpoint. One that does not move for standbyTime while
+	// events wait is that of a projector that has died.
+	standbyEvery = time.Second
+	standbyTime  = 10 * time.Second
+)
+
+// errOvertaken: another projector has stored a checkpoint, or a person has removed it.
+var errOvertaken = errors.New("the checkpoint was changed by another")
+
+// checkpoint is what the bucket holds: every event up to Seq is in ClickHouse or among the dead letters. It counts only in the
+// stream's life that Incarnation names and for the version of the mapping that made the rows.
+type checkpoint struct {
+	Incarnation string `json:"incarnation"`
+	Seq         uint64 `json:"seq"`
+	Version     int    `json:"version"`
+	// Stored is when the stream took the event at Seq.
+	Stored time.Time `json:"stored,omitzero"`
+	// Projector is who stored it.
+	Projector string `json:"projector"`
+}
+
+// resume finds where to go on.
+func (s *session) resume(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	stream, err := s.p.js.Stream(ctx, topology.StreamEvents)
+	if err != nil {
+		return 0, fmt.Errorf("look up the stream of events: %w", err)
+	}
+	s.incarnation = stream.CachedInfo().Config.Metadata[topology.MetaIncarnation]
+	c, revision, err := s.p.load(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s.revision = revision
+	if revision == 0 {
+		if c.Seq, err = s.adopt(ctx); err != nil {
+			return 0, err
+		}
+	} else if c.Incarnation != s.incarnation || c.Version != schemaVersion || c.Seq > stream.CachedInfo().State.LastSeq {
+		s.p.log.Info("projecting the log from its beginning: the checkpoint is of another stream or of another mapping")
+		c = checkpoint{}
+	}
+	s.p.done.set(c.Seq, nanoseconds(c.Stored))
+	return c.Seq, s.retire(ctx)
+}
+
+// load reads the checkpoint. Revision 0: there is none. What cannot be read counts as one of sequence 0.
+func (p *Projector) load(ctx context.Context) (c checkpoint, revision uint64, err error) {
+	e, err := p.kv.Get(ctx, topology.CheckpointUsage)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return checkpoint{}, 0, nil
+	}
+	if err != nil {
+		return checkpoint{}, 0, fmt.Errorf("load the checkpoint: %w", err)
+	}
+	if json.Unmarshal(e.Value(), &c) != nil {
+		c = checkpoint{}
+	}
+	return c, e.Revision(), nil
+}
+
+// store stores a checkpoint behind the one that this session knows; errOvertaken where that is not the last one any more.
+func (s *session) store(ctx context.Context, seq uint64, stored int64) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	data, err := json.Marshal(checkpoint{
+		Incarnation: s.incarnation, Seq: seq, Version: schemaVersion, Stored: moment(stored), Projector: s.p.id,
+	})
+	if err != nil {
+		return fmt.Errorf("encode the checkpoint: %w", err)
+	}
+	var revision uint64
+	if s.revision == 0 {
+		revision, err = s.p.kv.Create(ctx, topology.CheckpointUsage, data)
+	} else {
+		revision, err = s.p.kv.Update(ctx, topology.CheckpointUsage, data, s.revision)
+	}
+	if errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+		// Ours, where the answer to an attempt before was lost.
+		revision, err = s.p.own(ctx, data)
+	}
+	if err != nil {
+		return fmt.Errorf("store the checkpoint: %w", err)
+	}
+	s.revision = revision
+	s.p.done.set(seq, stored)
+	return nil
+}
+
+// own gives the revision of the checkpoint where it is data; errOvertaken where it is not.
+func (p *Projector) own(ctx context.Context, data []byte) (uint64, error) {
+	e, err := p.kv.Get(ctx, topology.CheckpointUsage)
+	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		return 0, err
+	}
+	if err != nil || string(e.Value()) != string(data) {
+		return 0, errOvertaken
+	}
+	return e.Revision(), nil
+}
+
+// adopt goes on where the durable consumer of earlier versions stopped, if there is one: everything up to its floor was inserted
+// and then acknowledged. Otherwise it begins at the beginning.
+func (s *session) adopt(ctx context.Context) (uint64, error) {
+	c, err := s.p.js.Consumer(ctx, topology.StreamEvents, topology.RetiredUsage)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up the consumer of earlier versions: %w", err)
+	}
+	floor := c.CachedInfo().AckFloor.Stream
+	s.p.log.Info("going on where the consumer of an earlier version stopped", "seq", floor)
+	return floor, s.store(ctx, floor, 0)
+}
+
+// retire removes the consumer of earlier versions, whose place is in the checkpoint now: it would show a lag that grows for ever.
+func (s *session) retire(ctx context.Context) error {
+	err := s.p.js.DeleteConsumer(ctx, topology.StreamEvents, topology.RetiredUsage)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return fmt.Errorf("remove the consumer of earlier versions: %w", err)
+	}
+	return nil
+}
+
+// standBy returns when the projector that is at work seems to have stopped, or the checkpoint is gone.
+func (p *Projector) standBy(ctx context.Context) {
+	var seen uint64
+	moved := time.Now()
+	for ctx.Err() == nil && !p.closed() {
+		sleep(ctx, standbyEvery)
+		c, revision, last, err := p.look(ctx)
+		switch {
+		case err != nil:
+			// Whoever is at work is cut off as well.
+			continue
+		case revision == 0:
+			return
+		case revision != seen || c.Seq >= last:
+			seen, moved = revision, time.Now()
+		case time.Since(moved) > standbyTime:
+			p.log.Info("the checkpoint does not move, taking over")
+			return
+		}
+	}
+}
+
+// look reads the checkpoint and how far the log is.
+func (p *Projector) look(ctx context.Context) (c checkpoint, revision, last uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	if c, revision, err = p.load(ctx); err != nil {
+		return c, 0, 0, err
+	}
+	stream, err := p.js.Stream(ctx, topology.StreamEvents)
+	if err != nil {
+		return c, 0, 0, fmt.Errorf("look up the stream of events: %w", err)
+	}
+	p.done.set(c.Seq, nanoseconds(c.Stored))
+	return c, revision, stream.CachedInfo().State.LastSeq, nil
+}
+
+// moment and nanoseconds turn Unix nanoseconds into a time and back; 0 is the zero time.
+func moment(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}
+
+func nanoseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
