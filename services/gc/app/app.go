@@ -104,7 +104,8 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 	}
 	for _, f := range []Finding{
 		{Kind: sweep.KindWorkspace, Action: sweep.ActionDelete},
-		{Kind: sweep.KindSandbox, Action: sweep.ActionDestroy}, {Kind: sweep.KindSandbox, Action: sweep.ActionEnd},
+		{Kind: sweep.KindSandbox, Action: sweep.ActionDestroy},
+		{Kind: sweep.KindSandbox, Action: sweep.ActionEnd},
 	} {
 		a.found.WithLabelValues(f.Kind, f.Action) // so that the first one is an increase
 	}
