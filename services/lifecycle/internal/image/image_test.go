@@ -225,6 +225,28 @@ func TestBounds(t *testing.T) {
 	require.True(t, fault.Is(err, fault.ReasonImageInvalid), "%v", err)
 }
 
+func TestLayersThatTheConfigDoesNotNameAreRefused(t *testing.T) {
+	img := imageOf(t, layerOf(t, file("x", "what the config does not know")))
+	honest, err := img.ConfigFile()
+	require.NoError(t, err)
+	other, err := layerOf(t, file("x", "y")).DiffID()
+	require.NoError(t, err)
+	for name, diffs := range map[string][]v1.Hash{"another": {other}, "none": nil, "one more": {honest.RootFS.DiffIDs[0], other}} {
+		lie := honest.DeepCopy()
+		lie.RootFS.DiffIDs = diffs
+		forged, err := mutate.ConfigFile(img, lie)
+		require.NoError(t, err)
+		s := openStore(t, Options{Sources: map[string]Source{
+			"test/image:v1": func(context.Context, prepare.Progress) (v1.Image, error) { return forged, nil },
+		}})
+		_, err = s.Ensure(t.Context(), "test/image:v1", nil)
+		require.Error(t, err, name)
+		left, err := filepath.Glob(filepath.Join(s.o.Dir, "rootfs", "*"))
+		require.NoError(t, err)
+		require.Empty(t, left, name)
+	}
+}
+
 func TestPathsAndRemove(t *testing.T) {
 	img := imageOf(t, layerOf(t, file("x", "y")))
 	path := filepath.Join(t.TempDir(), "layout")

@@ -94,6 +94,13 @@ func (s *Store) layers(ctx context.Context, src v1.Image, dir string, img *Image
 	if len(layers) == 0 || len(layers) > maxLayers {
 		return invalid("it has %d layers; between 1 and %d are possible", len(layers), maxLayers)
 	}
+	config, err := src.ConfigFile()
+	if err != nil {
+		return invalid("its config cannot be read")
+	}
+	if len(config.RootFS.DiffIDs) != len(layers) {
+		return invalid("it has %d layers and its config names %d", len(layers), len(config.RootFS.DiffIDs))
+	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
@@ -108,7 +115,7 @@ func (s *Store) layers(ctx context.Context, src v1.Image, dir string, img *Image
 	}
 	for i, layer := range layers {
 		p.Report("image: unpack", int64(i), int64(len(layers)), img.Digest)
-		if err := u.layer(ctx, layer); err != nil {
+		if err := u.layer(ctx, layer, config.RootFS.DiffIDs[i]); err != nil {
 			return fmt.Errorf("layer %d: %w", i+1, err)
 		}
 	}
@@ -121,12 +128,9 @@ func (s *Store) layers(ctx context.Context, src v1.Image, dir string, img *Image
 	return errors.Join(unix.Syncfs(int(d.Fd())), d.Close())
 }
 
-// layer unpacks one layer. What it read is compared with the digest that the config names, whatever the source checks itself.
-func (u *unpacker) layer(ctx context.Context, layer v1.Layer) (err error) {
-	want, err := layer.DiffID()
-	if err != nil {
-		return err
-	}
+// layer unpacks one layer. What it read is compared with the digest that the config names, whatever the source checks itself:
+// a source may take the digest that it says a layer has from the layer, at the cost of reading it twice.
+func (u *unpacker) layer(ctx context.Context, layer v1.Layer, want v1.Hash) (err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {
 		return err
