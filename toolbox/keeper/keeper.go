@@ -157,10 +157,15 @@ func (k *Keeper) listen() (net.Listener, error) {
 		return nil, err
 	}
 	k.files = f
-	if err := os.WriteFile(k.box.path("keeper.pid"), []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
-		return nil, fmt.Errorf("write pid: %w", err)
+	l, err := server.Listen(k.spec.Dir)
+	if err != nil {
+		return nil, err
 	}
-	return server.Listen(k.spec.Dir)
+	// Behind it: whoever finds the file finds somebody to talk to.
+	if err := os.WriteFile(k.box.path("keeper.pid"), []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("write pid: %w", err), l.Close())
+	}
+	return l, nil
 }
 
 // watch notes the end of the sentry, and takes it and what else dies as a child.
