@@ -28,6 +28,7 @@ type codec struct{ encoding.CodecV2 }
 
 // New is the codec, for grpc.ForceServerCodecV2 and grpc.ForceCodecV2. A message with output must not be changed once it was sent,
 // also not its bytes: the connection may not have written them yet. Marshal itself changes it for a moment.
+// Received into a message that holds output already, new output takes the place of the old in the same bytes.
 func New() encoding.CodecV2 { return codec{encoding.GetCodecV2(grpcproto.Name)} }
 
 // Marshal implements encoding.CodecV2.
@@ -90,10 +91,17 @@ func unmarshal(b mem.BufferSlice, e *computev1.ExecEvent) bool {
 		if !ok || typ != protowire.BytesType {
 			return false
 		}
+		data := e.GetStdout().GetData()
+		if num == fieldStderr {
+			data = e.GetStderr().GetData()
+		}
 		if proto.Unmarshal(begin[:at], e) != nil {
 			return false
 		}
-		data := make([]byte, rest-from)
+		if cap(data) < rest-from {
+			data = make([]byte, rest-from)
+		}
+		data = data[:rest-from]
 		copyFrom(data, b, from)
 		if num == fieldStderr {
 			e.Event = &computev1.ExecEvent_Stderr{Stderr: &computev1.StderrLine{Data: data}}

@@ -92,3 +92,22 @@ func TestOutputIsNotCopied(t *testing.T) {
 	require.Len(t, last, len(data))
 	require.Same(t, &data[0], &last[0])
 }
+
+// A reader that keeps one message for all events makes no garbage.
+func TestReceivedOutputTakesThePlaceOfTheLast(t *testing.T) {
+	c := outputcodec.New()
+	e := &computev1.ExecEvent{}
+	var first *byte
+	for i, n := range []int{50_000, 40_000, 50_000, 60_000} {
+		want := &computev1.ExecEvent{Chunk: uint64(i), Event: &computev1.ExecEvent_Stdout{Stdout: &computev1.StdoutLine{Data: bytes.Repeat([]byte{byte(i)}, n)}}}
+		b, err := c.Marshal(want)
+		require.NoError(t, err)
+		require.NoError(t, c.Unmarshal(cut(b.Materialize(), 16<<10), e))
+		require.True(t, proto.Equal(want, e))
+		at := &e.GetStdout().GetData()[0]
+		if i > 0 && n <= 50_000 {
+			require.Same(t, first, at)
+		}
+		first = at
+	}
+}

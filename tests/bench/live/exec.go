@@ -23,7 +23,7 @@ type Result struct {
 	At time.Time
 }
 
-// Exec runs a command through gRPC, gives standard output to each piece by piece (nil drops it), and returns its end. An exit
+// Exec runs a command through gRPC, gives standard output to each piece by piece (nil drops it), each piece good until it returns, and returns its end. An exit
 // code other than 0, a gap, or output on standard error is an error.
 func (u *Up) Exec(ctx context.Context, sandbox string, each func([]byte) error, command string, args ...string) (Result, error) {
 	var r Result
@@ -33,8 +33,9 @@ func (u *Up) Exec(ctx context.Context, sandbox string, each func([]byte) error, 
 	if err != nil {
 		return r, err
 	}
+	e := &computev1.ExecEvent{}
 	for {
-		e, err := stream.Recv()
+		err := stream.RecvMsg(e)
 		switch {
 		case errors.Is(err, io.EOF) && r.Completed != nil:
 			return r, nil

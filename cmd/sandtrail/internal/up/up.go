@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -58,14 +57,8 @@ func (u *Up) Run() error {
 	return u.run(ctx, os.Stdout, os.Stderr)
 }
 
-// memoryLimit is where the collector begins to work harder: a burst of output makes garbage faster than the default pace takes it
-// away, and `up` shares its host with sandboxes. GOMEMLIMIT in the environment wins.
-const memoryLimit = 128 << 20
-
 func (u *Up) run(ctx context.Context, out, logs io.Writer) error {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimit)
-	}
+	go paceCollector(ctx)
 	if u.PrepareOnly {
 		return u.prepareOnly(ctx, out, logs)
 	}
