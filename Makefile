@@ -52,10 +52,16 @@ vet: ## Check formatting, vet, and that every module stands alone
 	@for m in $(MODULES); do echo "module $$m"; (cd $$m && GOWORK=off $(GO) build ./... && GOWORK=off $(GO) vet ./... && GOWORK=off $(GO) mod tidy -diff) || exit 1; done
 
 .PHONY: lint
-lint: ## Run golangci-lint and buf lint (slow the first time: both are built from source)
+lint: lint-go lint-proto ## Run golangci-lint and buf lint (slow the first time: both are built from source)
+
+.PHONY: lint-go
+lint-go: ## Run golangci-lint over every module
 	@mkdir -p $(BIN)
 	GOWORK=off $(GO) build -C tools -o $(CURDIR)/$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	$(BIN)/golangci-lint run $(MODULES:%=./%/...)
+
+.PHONY: lint-proto
+lint-proto: ## Run buf lint over the contracts
 	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf lint
 
 .PHONY: breaking
