@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -48,11 +49,20 @@ type Stats struct {
 	OOMKills    uint64
 }
 
-// Open finds where the group with that name lies below the calling process's own; it makes nothing.
+// Open finds where the group with that name lies below the calling process's own, on version 2 below its home; it makes nothing.
 func Open(name string) (*Group, error) {
 	if name == "" || !filepath.IsLocal(name) {
 		return nil, fmt.Errorf("cgroup name %q is not local", name)
 	}
+	g, err := find(name)
+	if err == nil && g.unified {
+		own := strings.TrimSuffix(g.v2, "/"+filepath.Clean(name))
+		g.v2 = filepath.Join(homeOf(own), name)
+	}
+	return g, err
+}
+
+func find(name string) (*Group, error) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups: %w", err)
@@ -143,41 +153,24 @@ func (g *Group) Create(l Limits) error {
 	return g.Limit(l)
 }
 
-// delegate turns the controllers on in every group between the caller's own and this one. The kernel refuses that in a group
-// that has processes and is not the root: then whoever starts us must put itself into a child first.
+// delegate turns the controllers on in every group between home and this one.
 func (g *Group) delegate() error {
-	for d := filepath.Dir(g.v2); ; d = filepath.Dir(d) {
+	var below []string
+	for d := filepath.Dir(g.v2); !enabled(d); d = filepath.Dir(d) {
+		below = append(below, d)
+		if up := filepath.Dir(d); exists(d) && !isGroup(up) {
+			break
+		}
+	}
+	for _, d := range slices.Backward(below) {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return fmt.Errorf("make cgroup: %w", err)
 		}
-		if _, err := os.Stat(filepath.Join(d, "cgroup.procs")); err != nil {
-			return nil
-		}
-		if g.enabled(d) {
-			return nil
-		}
-		if err := write(d, "cgroup.subtree_control", "+memory +cpu +pids"); err == nil {
-			// The groups below it again, now that they have the controllers to give on.
-			if parent := filepath.Dir(g.v2); parent != d {
-				return write(parent, "cgroup.subtree_control", "+memory +cpu +pids")
-			}
-			return nil
-		} else if _, up := os.Stat(filepath.Join(filepath.Dir(d), "cgroup.procs")); up != nil {
-			return fmt.Errorf("turn cgroup controllers on: %w", err)
+		if err := enable(d); err != nil {
+			return err
 		}
 	}
-}
-
-func (g *Group) enabled(dir string) bool {
-	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
-	have := strings.Fields(string(b))
-	count := 0
-	for _, c := range have {
-		if c == "memory" || c == "cpu" || c == "pids" {
-			count++
-		}
-	}
-	return err == nil && count == 3
+	return nil
 }
 
 const period = 100_000 // microseconds
@@ -197,6 +190,7 @@ func (g *Group) Limit(l Limits) error {
 		}
 		return errors.Join(
 			write(g.v2, "memory.max", text(l.MemoryBytes, "max")),
+			noSwap(g.v2),
 			write(g.v2, "cpu.max", quota+" "+strconv.Itoa(period)),
 			write(g.v2, "pids.max", text(l.PIDs, "max")))
 	}
@@ -208,6 +202,14 @@ func (g *Group) Limit(l Limits) error {
 		write(g.v1["cpu"], "cpu.cfs_period_us", strconv.Itoa(period)),
 		write(g.v1["cpu"], "cpu.cfs_quota_us", quota),
 		write(g.v1["pids"], "pids.max", text(l.PIDs, "max")))
+}
+
+// noSwap keeps a group in memory: on version 2 its limit does not count what is swapped out. Not every kernel counts swap.
+func noSwap(dir string) error {
+	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Procs are the files that a process writes "0" to in order to enter the group.

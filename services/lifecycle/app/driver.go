@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/prepare"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 )
 
 // DriverConfig is for gVisor on this host. Everything has a default.
@@ -100,6 +101,10 @@ func newDriver(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Dri
 		return nil, nil, err
 	}
 	base, rootless := idBase(), os.Geteuid() != 0
+	if err := cgroup.Settle(); err != nil && !rootless {
+		// Each create will say that it cannot have a group; what runs already is still served.
+		log.Error("sandboxes cannot be limited here: none will start", "error", err)
+	}
 	if rootless {
 		log.Warn("this worker is not root: memory and the size of workspaces are watched and may be passed for a moment, CPU has no limit unless cgroups are delegated to it")
 	}

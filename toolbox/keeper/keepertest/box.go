@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
@@ -100,9 +102,15 @@ func Orphan(t testing.TB, state string, spec launch.Spec) *Box {
 	return begin(t, state, spec, out)
 }
 
+// settle is done once, as a worker does it when it starts.
+var settle = sync.OnceValue(cgroup.Settle)
+
 // begin closes out.
 func begin(t testing.TB, state string, spec launch.Spec, out *os.File) *Box {
 	t.Helper()
+	if err := settle(); !spec.Rootless {
+		require.NoError(t, err)
+	}
 	b := &Box{Spec: spec, State: state, Log: &bytes.Buffer{}, ended: make(chan struct{})}
 	input, err := json.Marshal(spec)
 	require.NoError(t, err)

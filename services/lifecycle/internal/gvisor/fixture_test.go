@@ -77,6 +77,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv(groupEnv) != "" {
 		os.Exit(m.Run())
 	}
+	// A user without root has what cgroups it is given.
+	if err := cgroup.Settle(); err != nil && !rootless {
+		_, _ = fmt.Fprintln(os.Stderr, "no cgroups:", err)
+		os.Exit(1)
+	}
 	err := os.Setenv(groupEnv, group)
 	code := m.Run()
 	if g, at := cgroup.Open(group); at == nil {

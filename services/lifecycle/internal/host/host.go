@@ -84,11 +84,11 @@ func root() Check {
 }
 
 func cgroups() Check {
-	name := fmt.Sprintf("sandtrail-check-%d", os.Getpid())
-	g, err := cgroup.Open(name)
-	if err == nil {
-		err = errors.Join(g.Create(cgroup.Limits{MemoryBytes: 64 << 20, CPUMillis: 1000, PIDs: 100}), g.Remove())
+	settled, err := cgroup.Settled()
+	if settled {
+		err = tryGroup()
 	}
+	// Where it is not, the worker settles when it starts; trying that would move processes.
 	version := "version 1"
 	if _, e := os.Stat("/sys/fs/cgroup/cgroup.controllers"); e == nil {
 		version = "version 2"
@@ -98,6 +98,15 @@ func cgroups() Check {
 	}
 	c := result("cgroups", err, version+", with memory, cpu and pids limits", "mount cgroups read-write and delegate memory, cpu and pids to this service (systemd: Delegate=yes)")
 	return forRoot(c, "CPU has no limit, and memory is watched: a command that takes more is ended, but only once it has")
+}
+
+// tryGroup makes a group with limits and removes it.
+func tryGroup() error {
+	g, err := cgroup.Open(fmt.Sprintf("sandtrail-check-%d", os.Getpid()))
+	if err != nil {
+		return err
+	}
+	return errors.Join(g.Create(cgroup.Limits{MemoryBytes: 64 << 20, CPUMillis: 1000, PIDs: 100}), g.Remove())
 }
 
 func loops() Check {
