@@ -120,10 +120,12 @@ func output(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 				return nil, err
 			}
 		}
+		begin = spend(up, box)
 		rates, err = rawOutput(ctx, count)
 		if err != nil {
 			return nil, fmt.Errorf("raw publish: %w", err)
 		}
+		spent.raw.Add(float64(spend(up, box).self-begin.self) / float64(total))
 		theirs = append(theirs, rates...)
 		rates, err = runscOutput(box, count, total)
 		if err != nil {

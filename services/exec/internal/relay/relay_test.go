@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/semaphore"
+	"pgregory.net/rapid"
 
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/transcript"
@@ -245,6 +246,72 @@ func TestFirstWriteOfAStreamIsAChunkOfItsOwn(t *testing.T) {
 		got = append(got, string(s.data))
 	}
 	require.Equal(t, []string{"one\n", "two\nthree\n", "error\n", "more\n"}, got)
+}
+
+// Whenever the drain takes segments, also those that are just being filled, and whatever the sizes are: each byte comes out once,
+// in order, never more than a chunk at a time, and all room is given back.
+func TestQueueGivesEachByteOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const limit = 1 << 20
+		b := budget{semaphore.NewWeighted(limit)}
+		maxChunk := rapid.IntRange(1, 70_000).Draw(t, "chunk")
+		q := newQueue(Options{MaxChunk: maxChunk, QueueBytes: limit, Budget: b}.withDefaults())
+		want, got := map[uint32][]byte{}, map[uint32][]byte{}
+		take := func() {
+			s, ok := q.next(t.Context(), time.Time{})
+			require.True(t, ok)
+			require.LessOrEqual(t, len(s.data), maxChunk)
+			if s.gapTo > 0 {
+				s.data = make([]byte, s.gapTo-s.offset)
+			}
+			require.Equal(t, uint64(len(got[s.stream])), s.offset)
+			got[s.stream] = append(got[s.stream], s.data...)
+			if s.gapTo == 0 {
+				// A buffer that is used again too early shows.
+				q.stored(s)
+				clear(s.data)
+			}
+		}
+		waiting := func() bool {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return len(q.segs) > 0
+		}
+		for range rapid.IntRange(1, 20).Draw(t, "writes") {
+			stream := rapid.Uint32Range(Stdout, Stderr).Draw(t, "stream")
+			offset, n := uint64(len(want[stream])), rapid.IntRange(1, 100_000).Draw(t, "bytes")
+			if rapid.IntRange(0, 9).Draw(t, "gap") == 0 {
+				q.putGap(stream, offset, offset+uint64(n))
+				want[stream] = append(want[stream], make([]byte, n)...)
+				continue
+			}
+			data := bytes.Repeat([]byte{byte(n) | 1, byte(stream)}, n)[:n]
+			want[stream] = append(want[stream], data...)
+			src := &meanwhile{Reader: bytes.NewReader(data), do: func() {
+				if rapid.Bool().Draw(t, "take") && waiting() {
+					take()
+				}
+			}}
+			require.NoError(t, q.put(t.Context(), stream, offset, n, src))
+		}
+		for waiting() {
+			take()
+		}
+		require.Equal(t, want, got)
+		require.Zero(t, q.bytes)
+		require.True(t, b.TryAcquire(limit), "all room is given back")
+	})
+}
+
+// meanwhile does something before each read.
+type meanwhile struct {
+	io.Reader
+	do func()
+}
+
+func (m *meanwhile) Read(p []byte) (int, error) {
+	m.do()
+	return m.Reader.Read(p[:min(len(p), 1+len(p)/2)])
 }
 
 func TestRelaysThatRaceStoreEachByteOnce(t *testing.T) {
