@@ -34,11 +34,13 @@ func (s *Scheduler) create(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 				return 0, err
 			}
 		}
-		if sb, err = s.accept(ctx, cmd, c); err != nil {
-			if final(err) {
-				return 0, s.refuse(ctx, cmd, err)
+		if sb, err = s.accept(ctx, cmd, c, attempt); err != nil {
+			if !final(err) {
+				return 0, err
 			}
-			return 0, err
+			if sb, err = s.refuse(ctx, cmd, err); err != nil {
+				return 0, err
+			}
 		}
 	}
 	if sb.CommandID != cmd.GetCommandId() {
@@ -55,7 +57,9 @@ func (s *Scheduler) create(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 }
 
 // accept takes the places, records the request and gives the places back when it is refused.
-func (s *Scheduler) accept(ctx context.Context, cmd *commandsv1.SandboxCommand, c *commandsv1.CreateSandbox) (sandbox.Sandbox, error) {
+func (s *Scheduler) accept(
+	ctx context.Context, cmd *commandsv1.SandboxCommand, c *commandsv1.CreateSandbox, attempt int,
+) (sandbox.Sandbox, error) {
 	limits, workspace, err := s.cfg.Limits.apply(c)
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -79,6 +83,12 @@ func (s *Scheduler) accept(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 		bodies, err := sandbox.Decide(sb, create)
 		if err != nil {
 			return nil, err
+		}
+		if attempt > 1 && !sb.Exists() {
+			// A wait for workers or places is long enough for a delivery that was thought dead to refuse.
+			if err := s.earlier(ctx, cmd); err != nil {
+				return nil, err
+			}
 		}
 		return history.Events(meta, cmd.GetCommandId(), cmd.GetTenantId(), bodies...), nil
 	})
@@ -210,17 +220,25 @@ func refusalKey(cmd *commandsv1.SandboxCommand) string {
 }
 
 // refuse remembers a refusal before it is answered. Without that, a delivery repeated behind a lost acknowledgement might
-// make the sandbox that its asker was told does not exist.
-func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, refusal error) error {
+// make the sandbox that its asker was told does not exist. It gives the refusal, or the sandbox where another delivery of this
+// command made it in the meantime.
+func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, refusal error) (sandbox.Sandbox, error) {
 	detail, _ := fault.Detail(refusal)
 	data, err := proto.Marshal(detail)
 	if err != nil {
-		return fmt.Errorf("encode the refusal: %w", err)
+		return sandbox.Sandbox{}, fmt.Errorf("encode the refusal: %w", err)
 	}
 	if _, err := s.refused.Put(ctx, refusalKey(cmd), data); err != nil {
-		return unavailable(fmt.Errorf("remember the refusal: %w", err))
+		return sandbox.Sandbox{}, unavailable(fmt.Errorf("remember the refusal: %w", err))
 	}
-	return refusal
+	sb, err := history.Load(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId())
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	if sb.CommandID == cmd.GetCommandId() {
+		return sb, nil
+	}
+	return sandbox.Sandbox{}, refusal
 }
 
 // earlier is the refusal that an earlier delivery of this command was answered with; nil without one.

@@ -58,14 +58,14 @@ func newDesk(t *testing.T, workers ...*commandsv1.WorkerStatus) *desk {
 	require.Eventually(t, func() bool { fresh, _ := known.Fresh(); return len(fresh) == len(workers) }, 10*time.Second, 5*time.Millisecond)
 	d.places, err = scheduler.NewPlaces(t.Context(), f.JS, d.now)
 	require.NoError(t, err)
-	d.s = d.scheduler(known)
+	d.s = d.scheduler(known, 50*time.Millisecond)
 	return d
 }
 
-func (d *desk) scheduler(known *scheduler.Workers) *scheduler.Scheduler {
+func (d *desk) scheduler(known *scheduler.Workers, wait time.Duration) *scheduler.Scheduler {
 	d.t.Helper()
 	s, err := scheduler.New(d.t.Context(), scheduler.Config{
-		MaxPerTenant: 1, StartDeadline: time.Minute, WorkerWait: 50 * time.Millisecond,
+		MaxPerTenant: 1, StartDeadline: time.Minute, WorkerWait: wait,
 		Limits: scheduler.Limits{Default: &eventsv1.Limits{MemoryBytes: 1 << 20}, WorkspaceBytes: 1 << 30, MountPath: "/workspace"},
 	}, d.f.NC, d.f.JS, d.log, d.places, known, slog.New(slog.DiscardHandler), d.now)
 	require.NoError(d.t, err)
@@ -129,6 +129,47 @@ func TestARepeatedCommandGetsTheSameAnswer(t *testing.T) {
 	require.Nil(t, d.create(second, "c4", 1).GetError(), "another command is another question")
 }
 
+// A delivery that was given up by the server refuses while the next one waits for a worker, which then comes.
+func TestTwoDeliveriesOfACreateAtOnceGiveOneAnswer(t *testing.T) {
+	d := newDesk(t)
+	known := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
+	go func() { _ = known.Run(t.Context(), d.f.JS) }()
+	asked, err := d.f.NC.SubscribeSync("$JS.API.DIRECT.GET." + subject.BucketStream(topology.BucketIdem) + ".>")
+	require.NoError(t, err)
+	require.NoError(t, d.f.NC.Flush())
+	id, inbox := ids.New(), d.f.NC.NewInbox()
+	answers, err := d.f.NC.SubscribeSync(inbox)
+	require.NoError(t, err)
+	patient, m2 := d.scheduler(known, time.Minute), worker.Message{
+		Subject: subject.SandboxCommand(tenant, id), Data: d.command(id, "c1", inbox), Attempt: 2,
+	}
+	second := make(chan error, 1)
+	go func() { second <- patient.Handle(t.Context(), m2) }()
+	_, err = asked.NextMsg(20 * time.Second)
+	require.NoError(t, err, "the second delivery looks for an earlier refusal")
+	refused := d.create(id, "c1", 1).GetError()
+	require.Equal(t, string(fault.ReasonNoWorker), refused.GetReason())
+
+	data, err := proto.Marshal(w1())
+	require.NoError(t, err)
+	kv, err := d.f.JS.KeyValue(t.Context(), topology.BucketWorker)
+	require.NoError(t, err)
+	_, err = kv.Put(t.Context(), natstest.Worker, data)
+	require.NoError(t, err)
+	require.NoError(t, <-second)
+	m, err := answers.NextMsg(20 * time.Second)
+	require.NoError(t, err)
+	out := &commandsv1.Outcome{}
+	require.NoError(t, proto.Unmarshal(m.Data, out))
+	require.Equal(t, refused.GetReason(), out.GetError().GetReason(), "what was refused once is not made")
+	require.Empty(t, d.state(id))
+	for _, key := range []string{scheduler.OfTenant(tenant), scheduler.OfWorker(natstest.Worker)} {
+		holders, err := d.places.Holders(t.Context(), key)
+		require.NoError(t, err)
+		require.Empty(t, holders, "its places are free again")
+	}
+}
+
 func TestTheWorkerWithTheFewestSandboxesThatFitsIsChosen(t *testing.T) {
 	small := &commandsv1.WorkerStatus{Worker: "small", MaxSandboxes: 10, MemoryBytes: 1 << 10}
 	full := &commandsv1.WorkerStatus{Worker: "full", MaxSandboxes: 1, MemoryBytes: 1 << 30}
@@ -152,7 +193,7 @@ func TestWithoutAWorkerACreateIsRefusedAndMayBeTriedAgain(t *testing.T) {
 func TestACreateIsNotRefusedWhileWorkersCannotBeHeard(t *testing.T) {
 	d := newDesk(t)
 	deaf := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
-	d.s = d.scheduler(deaf)
+	d.s = d.scheduler(deaf, 50*time.Millisecond)
 	id := ids.New()
 	err := d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, id), Data: d.command(id, "c", ""), Attempt: 1})
 	require.Equal(t, fault.ReasonLogUnavailable, fault.From(err).Reason, "it is tried again")
