@@ -1,4 +1,4 @@
-// Package client calls a sandbox's toolbox. Each call is one connection.
+// Package client calls a sandbox's toolbox. Each call is a connection of its own, but for the clients of a Pool.
 package client
 
 import (
@@ -19,11 +19,13 @@ type Error = wire.Error
 // the call had its effect is then unknown; every call may be made again.
 var ErrUnavailable = errors.New("toolbox is unavailable")
 
-// Client calls one toolbox. It holds no connection and may be used concurrently.
+// Client calls one toolbox. It may be used concurrently.
 type Client struct {
 	dial    func(context.Context) (net.Conn, error)
 	token   string
 	observe Observer
+	// kept are connections to use again.
+	kept shelf
 }
 
 // Observer is told of the beginning of each call and by the function it returns of its end: the context it returns is the
@@ -32,7 +34,9 @@ type Observer func(ctx context.Context, call string) (context.Context, func(erro
 
 // Observed is the client with an observer in place of the one it has.
 func (c *Client) Observed(o Observer) *Client {
-	return &Client{dial: c.dial, token: c.token, observe: o}
+	observed := *c
+	observed.observe = o
+	return &observed
 }
 
 // New returns a client that connects through dial for each call. token is empty where the file system protects the socket.
@@ -104,25 +108,44 @@ func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Req
 		ctx, end = c.observe(ctx, name)
 		defer func() { end(err) }()
 	}
-	conn, err := c.open(ctx, name)
+	res, err := c.roundTrip(ctx, name, req)
 	if err != nil {
-		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer conn.Close()
-	defer stop()
-	var res toolboxv1.Response
-	if err := c.exchange(conn, req, &res); err != nil {
 		return nil, failure(ctx, name, err)
 	}
 	if res.Error != nil {
 		return nil, wire.FromProto(res.Error)
 	}
-	r := pick(&res)
+	r := pick(res)
 	if r == nil {
 		return nil, failure(ctx, name, errors.New("answer to another call"))
 	}
 	return r, nil
+}
+
+// roundTrip sends a request on a kept connection, or on a new one where there is none or the toolbox has closed it meanwhile.
+func (c *Client) roundTrip(ctx context.Context, name string, req *toolboxv1.Request) (*toolboxv1.Response, error) {
+	if conn := c.kept.take(); conn != nil {
+		if res, err := c.try(ctx, conn, req); err == nil || ctx.Err() != nil || errors.As(err, new(*Error)) {
+			return res, err
+		}
+	}
+	conn, err := c.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return c.try(ctx, conn, req)
+}
+
+// try makes an exchange on a connection, which is kept or closed then.
+func (c *Client) try(ctx context.Context, conn net.Conn, req *toolboxv1.Request) (*toolboxv1.Response, error) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	res := &toolboxv1.Response{}
+	err := c.exchange(conn, req, res)
+	if stop() && err == nil && res.Error == nil && c.kept.give(conn) {
+		return res, nil
+	}
+	conn.Close()
+	return res, err
 }
 
 // open connects.

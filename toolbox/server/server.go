@@ -1,7 +1,8 @@
-// Package server answers the calls of toolbox.v1 on a listener: one connection, one call.
+// Package server answers the calls of toolbox.v1 on a listener: on each connection one call after another.
 package server
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -26,6 +27,8 @@ const (
 	// ReplyTimeout is how long a caller may take to read a reply. Events of an Attach have no such bound: there a slow
 	// reader holds the program back.
 	ReplyTimeout = 30 * time.Second
+	// IdleTimeout is how long a connection may stay without a call after its last one.
+	IdleTimeout = time.Minute
 	// Drain is how long calls may go on once the context of Serve has ended.
 	Drain = 2 * time.Second
 )
@@ -79,9 +82,9 @@ type server struct {
 	requestTimeout time.Duration
 	drain          time.Duration
 
-	// calls is the context of every call; it ends a drain time after the context of Serve.
-	calls context.Context
-	wg    sync.WaitGroup
+	// serving is the context of Serve; calls that of every call, which ends a drain time later.
+	serving, calls context.Context
+	wg             sync.WaitGroup
 }
 
 // Serve answers calls until ctx ends, gives those under way the drain time, cuts what is left, and returns nil when the
@@ -96,7 +99,7 @@ func Serve(ctx context.Context, l net.Listener, h Handler, opts ...Option) error
 	}
 	calls, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	s.calls = calls
+	s.serving, s.calls = ctx, calls
 	stopClosing := context.AfterFunc(ctx, func() { l.Close() })
 	defer stopClosing()
 	err := s.accept(ctx, l)
@@ -165,37 +168,53 @@ func refuse(conn net.Conn) {
 	_, _ = io.CopyN(io.Discard, conn, wire.MaxMessage)
 }
 
-// serve reads one request and answers it.
+// serve answers one request after another, until the caller hangs up or says nothing for IdleTimeout, the server stops, or an
+// Attach has ended.
 func (s *server) serve(conn net.Conn) {
 	defer conn.Close()
-	ctx, cancel := context.WithCancel(s.calls)
-	defer cancel()
 	// Ends reads and writes of a caller that neither sends nor takes when the server stops.
 	stop := context.AfterFunc(s.calls, func() { conn.Close() })
 	defer stop()
+	requests := bufio.NewReader(conn)
+	for s.one(conn, requests) {
+	}
+}
 
+// one reads a request and answers it. True: the next one has begun to arrive.
+func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 	conn.SetReadDeadline(time.Now().Add(s.requestTimeout))
 	var req toolboxv1.Request
-	if err := wire.Read(conn, &req); err != nil {
+	if err := wire.Read(requests, &req); err != nil {
 		s.reply(conn, &toolboxv1.Response{Error: badRequest(err)})
-		return
+		return false
 	}
 	if !s.authorized(req.Token) {
 		s.reply(conn, &toolboxv1.Response{Error: wire.ToProto(wire.NewError("unauthorized", "key_invalid", "wrong token"))})
-		return
+		return false
 	}
 	conn.SetReadDeadline(time.Time{})
+	ctx, cancel := context.WithCancel(s.calls)
+	defer cancel()
+	next := make(chan bool, 1)
 	go func() {
-		// The caller sends nothing behind its request: whatever comes is its end.
-		var one [1]byte
-		_, _ = conn.Read(one[:])
-		cancel()
+		// Callers send nothing before they have their answer: an error here is their end.
+		_, err := requests.Peek(1)
+		if err != nil {
+			cancel()
+		}
+		next <- err == nil
 	}()
 	if a := req.GetAttach(); a != nil {
+		// The end of the connection is also how a caller learns of output that stopped without an End.
 		s.attach(ctx, conn, a)
-		return
+		return false
 	}
 	s.reply(conn, s.call(ctx, &req))
+	conn.SetReadDeadline(time.Now().Add(IdleTimeout))
+	// Nobody waits for an idle connection when the server stops.
+	stop := context.AfterFunc(s.serving, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	return <-next
 }
 
 func badRequest(err error) *toolboxv1.Error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -112,6 +113,8 @@ type App struct {
 	files    *files.Server
 	settler  *settle.Settler
 	receipts *receipt.Projection
+	// toolboxes holds connections to keepers; nil where Deps.Toolbox replaces it.
+	toolboxes *client.Pool
 }
 
 // New connects, makes what the worker needs on the server and reads the key. Call Run.
@@ -136,9 +139,10 @@ func (a *App) connect() error {
 		d.Log = slog.New(slog.DiscardHandler)
 	}
 	if d.Toolbox == nil {
-		d.Toolbox = func(box string) *client.Client {
-			return client.New(client.KeeperDialer(a.cfg.StateDir, box), "")
-		}
+		a.toolboxes = client.NewPool(func(box string) func(context.Context) (net.Conn, error) {
+			return client.KeeperDialer(a.cfg.StateDir, box)
+		})
+		d.Toolbox = a.toolboxes.Client
 	}
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
@@ -163,6 +167,9 @@ func (a *App) connect() error {
 }
 
 func (a *App) close() {
+	if a.toolboxes != nil {
+		a.toolboxes.Close()
+	}
 	if a.ownsNC {
 		a.deps.NC.Close()
 	}
