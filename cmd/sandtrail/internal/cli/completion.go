@@ -18,7 +18,7 @@ var scripts = map[string]string{
 	// bash takes --output=js as three words.
 	"bash": `_sandtrail() {
 	local IFS=$'\n' words=("${COMP_WORDS[@]:1:COMP_CWORD}")
-	if [[ ${words[-1]} == = ]]; then
+	if [[ ${COMP_WORDS[COMP_CWORD]} == = ]]; then
 		words+=("")
 	fi
 	COMPREPLY=($("${COMP_WORDS[0]}" __complete -- "${words[@]}" 2>/dev/null))
