@@ -44,20 +44,17 @@ func (w *warden) watch(gone <-chan struct{}, busy func() bool) {
 	var looked time.Time
 	var worked time.Duration
 	for {
-		began, pause := time.Now(), lookLatest
+		began := time.Now()
+		since := began.Sub(looked)
 		clock, _ := processTime(w.sentry)
-		running := busy()
-		if running || clock-worked > idleWork || began.Sub(looked) > lookIdle {
+		if busy() || since > lookLatest && clock-worked > idleWork || since > lookIdle {
 			w.look()
 			looked, worked = began, clock
-		}
-		if running {
-			pause = min(max(lookEvery, lookShare*time.Since(began)), lookLatest)
 		}
 		select {
 		case <-gone:
 			return
-		case <-time.After(pause):
+		case <-time.After(min(max(lookEvery, lookShare*time.Since(began)), lookLatest)):
 		}
 	}
 }

@@ -132,7 +132,7 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 		return runtimeFault("the sandbox's keeper does not end", err)
 	}
 	if d.rootless {
-		if err := endProcesses(ctx, runtimeID(id), goneTimeout); err != nil {
+		if err := endProcesses(ctx, id, goneTimeout); err != nil {
 			return runtimeFault("the sandbox's processes do not end", err)
 		}
 	}

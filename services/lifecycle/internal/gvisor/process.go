@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -113,35 +114,41 @@ func end(ctx context.Context, pid int, is func() bool) error {
 }
 
 // endProcesses kills a rootless sandbox's processes and waits until they are gone: without a cgroup nothing else holds them
-// together. The keeper must be gone, so that none comes after them.
-func endProcesses(ctx context.Context, runtimeID string, within time.Duration) error {
+// together.
+func endProcesses(ctx context.Context, id string, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	mine := func(pid int) bool { return isProcess(pid, runtimeID(id)) || isKeeper(pid, id) }
 	for {
-		pids := processes(runtimeID)
+		pids := find(mine)
 		if len(pids) == 0 {
-			return nil
+			// A process that is becoming another program carries no id until it has become it.
+			if becoming := find(nameless); len(becoming) == 0 || awaitNames(ctx, becoming) {
+				return nil
+			}
+			continue
 		}
 		// What the sentry started does not carry the id. It dies with the sentry, and is waited for.
-		below := hold(descendants(pids))
-		err := func() error {
-			defer closeAll(below)
-			for _, pid := range pids {
-				if err := end(ctx, pid, func() bool { return isProcess(pid, runtimeID) }); err != nil {
-					return err
-				}
-			}
-			for _, fd := range below {
-				if err := waitPidfd(ctx, fd); err != nil {
-					return err
-				}
-			}
-			return nil
-		}()
-		if err != nil {
+		if err := endAll(ctx, pids, hold(descendants(pids)), mine); err != nil {
 			return err
 		}
 	}
+}
+
+// endAll kills processes and waits for them, and for those that are held; these it lets go.
+func endAll(ctx context.Context, pids, held []int, is func(pid int) bool) error {
+	defer closeAll(held)
+	for _, pid := range pids {
+		if err := end(ctx, pid, func() bool { return is(pid) }); err != nil {
+			return err
+		}
+	}
+	for _, fd := range held {
+		if err := waitPidfd(ctx, fd); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // processes are those of a rootless sandbox that carry its id.
@@ -182,6 +189,44 @@ func isProcess(pid int, runtimeID string) bool {
 	if err != nil || !bytes.HasSuffix(line, []byte("\x00"+runtimeID+"\x00")) {
 		return false
 	}
+	return elsewhere(pid)
+}
+
+// awaitNames waits a moment for processes to have a name or to end; false: some have, and have to be looked at. Those that stay
+// without one are somebody else's.
+func awaitNames(ctx context.Context, pids []int) bool {
+	ctx, cancel := context.WithTimeout(ctx, nameWithin)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if slices.ContainsFunc(pids, func(pid int) bool { return !nameless(pid) }) {
+			return false
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return true
+		}
+	}
+}
+
+// nameWithin is far more than a process is without a name.
+const nameWithin = 100 * time.Millisecond
+
+// nameless: a process in another user namespace than ours, without arguments, that a sandbox's own do not wait for; the processes
+// in which a sentry runs its guest have none for ever.
+func nameless(pid int) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || len(line) > 0 || !elsewhere(pid) {
+		return false
+	}
+	_, state, parent, ok := stat(pid)
+	return ok && state != "Z" && !elsewhere(parent)
+}
+
+// elsewhere: the process lives in another user namespace than this one, and we may know.
+func elsewhere(pid int) bool {
 	own, err := os.Readlink("/proc/self/ns/user")
 	if err != nil {
 		return false
