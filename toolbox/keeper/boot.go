@@ -127,6 +127,9 @@ func (b *sandbox) start(ctx context.Context) error {
 		return fmt.Errorf("wait for init: %w", err)
 	}
 	b.phase("init")
+	if b.group.Real() {
+		return b.group.Limit(b.limits())
+	}
 	return nil
 }
 
@@ -178,7 +181,8 @@ func (b *sandbox) mount() error {
 	return nil
 }
 
-func (b *sandbox) makeGroup() error {
+// limits are those of the sandbox's cgroup.
+func (b *sandbox) limits() cgroup.Limits {
 	limits := cgroup.Limits{CPUMillis: b.spec.CPUMillis}
 	if b.spec.MemoryBytes > 0 {
 		limits.MemoryBytes = b.spec.MemoryBytes + sentryBytes
@@ -186,6 +190,13 @@ func (b *sandbox) makeGroup() error {
 	if b.spec.PIDs > 0 {
 		limits.PIDs = hostTasks + 6*uint64(b.spec.PIDs)
 	}
+	return limits
+}
+
+// makeGroup makes the cgroup, without its limit of CPU: nothing of the guest runs yet, and runsc uses several CPUs to start.
+func (b *sandbox) makeGroup() error {
+	limits := b.limits()
+	limits.CPUMillis = 0
 	g, err := b.ownGroup(limits)
 	if err != nil {
 		return err
@@ -207,16 +218,15 @@ func (b *sandbox) run(ctx context.Context) error {
 	}
 	b.link = link
 	defer closeAll(stdio[:])
-	args := append([]string{"enter"}, b.group.Procs()...)
-	args = append(args, "--", b.spec.Runsc)
-	args = append(args, b.flags(b.inner("runsc.log"))...)
-	args = append(args, "--platform", "systrap", "--network", "none", "--host-uds", "none",
+	args := append(b.flags(b.inner("runsc.log")), "--platform", "systrap", "--network", "none", "--host-uds", "none",
 		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), max(b.spec.OverlayBytes, 1<<20)),
 		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
-	cmd := exec.CommandContext(ctx, b.spec.Toolbox, args...)
+	cmd := exec.CommandContext(ctx, b.spec.Runsc, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]
-	err = cmd.Run()
+	if err = b.group.Start(cmd); err == nil {
+		err = cmd.Wait()
+	}
 	if err != nil {
 		return fmt.Errorf("runsc run: %w: %s", err, b.diagnosis())
 	}

@@ -25,10 +25,6 @@ func main() {
 		if err := guest.Init(os.Stdin, os.Stdout); err != nil {
 			os.Exit(1)
 		}
-	case "enter":
-		err := keeper.Enter(os.Args[2:])
-		fmt.Fprintln(os.Stderr, "toolbox enter:", err)
-		os.Exit(1)
 	case "version":
 		fmt.Println(version)
 	default:
@@ -37,6 +33,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | enter PROCS... -- COMMAND... | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | version")
 	os.Exit(2)
 }
