@@ -17,7 +17,7 @@ import (
 const (
 	// pipeBytes is asked for each pipe.
 	pipeBytes = 256 << 10
-	// readBytes is one read; a packet is never longer.
+	// readBytes is one read until a program floods; a packet is never longer.
 	readBytes = 64 << 10
 	// drainGrace is how long output may come after the end of the leader, from children that end just behind it.
 	drainGrace = 50 * time.Millisecond
@@ -112,6 +112,10 @@ func (o *output) keep() bool {
 			o.plain()
 			o.count.Add(uint64(n))
 			_ = o.spool.Append(o.stream, buf[:n])
+		}
+		if n == len(buf) && n < pipeBytes {
+			// The pipe was full: from now on it is emptied at one go, which wakes the program less often.
+			buf = make([]byte, pipeBytes)
 		}
 		switch {
 		case err == nil:

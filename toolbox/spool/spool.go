@@ -30,7 +30,7 @@ const (
 	// minCap keeps head and tail of a use.
 	minCap = 1 << 10
 	// maxPiece bounds one write; longer ones are split so that readers and writers take turns.
-	maxPiece = 64 << 10
+	maxPiece = 256 << 10
 	// memoryBytes of each stream are kept in memory before a file is made: most programs print less.
 	memoryBytes = 8 << 10
 )
