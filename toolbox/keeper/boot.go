@@ -50,8 +50,11 @@ type sandbox struct {
 	children *sentry.Reaper
 	link     *link
 	// pid is the sentry's; gone closes when it has ended.
-	pid    int
-	gone   chan struct{}
+	pid  int
+	gone chan struct{}
+	// up closes when init is there, or will never be, for the reason in upErr.
+	up     chan struct{}
+	upErr  error
 	phases []launch.Phase
 	mark   time.Time
 }
@@ -64,7 +67,7 @@ func (b *sandbox) phase(name string) {
 
 // boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
 func boot(ctx context.Context, s launch.Spec) (*sandbox, error) {
-	b := &sandbox{spec: s, children: sentry.NewReaper(), gone: make(chan struct{}), mark: time.Now()}
+	b := &sandbox{spec: s, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
 	limit := bootTimeout
 	if s.StartTimeoutMs > 0 {
 		limit = time.Duration(min(s.StartTimeoutMs, maxTimeout)) * time.Millisecond
@@ -117,20 +120,31 @@ func (b *sandbox) start(ctx context.Context) error {
 		return err
 	}
 	b.phase("runsc")
-	// While init comes up, since the one does not need the other.
+	until, _ := ctx.Deadline()
+	go b.awaitInit(until)
 	if err := b.takeControl(ctx); err != nil {
 		return fmt.Errorf("first exec: %w", err)
 	}
 	b.phase("probe")
-	until, _ := ctx.Deadline()
-	if err := b.link.ready(time.Until(until)); err != nil {
-		return fmt.Errorf("wait for init: %w", err)
-	}
-	b.phase("init")
 	if b.group.Real() {
 		return b.group.Limit(b.limits())
 	}
 	return nil
+}
+
+// awaitInit ends the sandbox where init does not say in time that it is there. Nothing waits for it but the first program: the
+// sandbox is ready when the way that programs are started works, and init, the last of the start to take CPU, comes up meanwhile.
+func (b *sandbox) awaitInit(until time.Time) {
+	defer close(b.up)
+	if err := b.link.ready(time.Until(until)); err != nil {
+		select {
+		case <-b.gone:
+			return
+		default:
+		}
+		b.upErr = fmt.Errorf("wait for init: %w", err)
+		_ = b.kill()
+	}
 }
 
 // path is below the sandbox's directory, inner below the desk.

@@ -48,12 +48,18 @@ func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 }
 
 // Start implements server.Handler.
-func (k *Keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
+func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
 	if !execIDs.MatchString(r.ExecId) {
 		return nil, invalid("exec_id must be 1 to 64 letters, digits, - or _")
 	}
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return nil, invalid("argv must name a program")
+	}
+	// What init takes to come up is not the first program's to pay, and init must be there to end its tree.
+	select {
+	case <-k.box.up:
+	case <-ctx.Done():
+		return nil, wire.NewError("unavailable", "toolbox_unavailable", "the sandbox is still starting")
 	}
 	p, started, err := k.admit(r)
 	if err != nil {

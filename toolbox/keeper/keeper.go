@@ -176,6 +176,10 @@ func (k *Keeper) watch() {
 	shutting := k.shutting
 	k.mu.Unlock()
 	if !shutting {
+		<-k.box.up
+		if k.box.upErr != nil {
+			k.log.Error("sandbox ended", "error", k.box.upErr)
+		}
 		k.log.Warn("the sandbox ended by itself", "oom_kills", k.meter.oomKills())
 		// Nothing of it may go on, whatever the sentry died of.
 		if err := k.box.kill(); err != nil {
