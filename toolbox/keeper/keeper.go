@@ -208,6 +208,13 @@ func (k *Keeper) lostLocked() string {
 		return reasonDestroyed
 	}
 	select {
+	case <-k.box.up:
+		if k.box.upErr != nil {
+			return reasonLost
+		}
+	default:
+	}
+	select {
 	case <-k.box.gone:
 		if k.meter.oomKills() > 0 {
 			return reasonOOM
