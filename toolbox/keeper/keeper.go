@@ -137,8 +137,10 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if box.refused != nil {
 		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
 	}
-	k := &Keeper{spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
-		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack)}
+	k := &Keeper{
+		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
+		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack),
+	}
 	if k.warden, err = k.newWarden(); err != nil {
 		return nil, nil, errors.Join(err, k.close())
 	}
