@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -35,6 +36,7 @@ const (
 // sandbox is a running sentry with everything that was made for it.
 type sandbox struct {
 	spec  launch.Spec
+	log   *slog.Logger
 	group *cgroup.Group
 	// desk is a directory that only this process and its children see, and that every user may pass through; workspace is in it.
 	desk      string
@@ -52,7 +54,7 @@ type sandbox struct {
 	// pid is the sentry's; gone closes when it has ended.
 	pid  int
 	gone chan struct{}
-	// up closes when init is there, or will never be, for the reason in upErr.
+	// up closes when init is there, or will never be, which upErr says.
 	up     chan struct{}
 	upErr  error
 	phases []launch.Phase
@@ -66,8 +68,8 @@ func (b *sandbox) phase(name string) {
 }
 
 // boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
-func boot(ctx context.Context, s launch.Spec) (*sandbox, error) {
-	b := &sandbox{spec: s, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
+func boot(ctx context.Context, s launch.Spec, log *slog.Logger) (*sandbox, error) {
+	b := &sandbox{spec: s, log: log, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
 	limit := bootTimeout
 	if s.StartTimeoutMs > 0 {
 		limit = time.Duration(min(s.StartTimeoutMs, maxTimeout)) * time.Millisecond
@@ -142,7 +144,8 @@ func (b *sandbox) awaitInit(until time.Time) {
 			return
 		default:
 		}
-		b.upErr = fmt.Errorf("wait for init: %w", err)
+		b.upErr = err
+		b.log.Error("init did not come up: the sandbox is ended", "error", err)
 		_ = b.kill()
 	}
 }

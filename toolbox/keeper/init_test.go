@@ -65,7 +65,7 @@ func TestASandboxWithoutInitEnds(t *testing.T) {
 			}
 			b.Wait(t)
 			if how == "hangs" {
-				require.Contains(t, b.Log.String(), "wait for init")
+				require.Contains(t, b.Log.String(), "init did not come up")
 			}
 			clean(t, b)
 			noGroup(t, b)

@@ -130,7 +130,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if err := os.MkdirAll(spec.Dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("make sandbox directory: %w", err)
 	}
-	box, err := boot(context.Background(), spec)
+	box, err := boot(context.Background(), spec, log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -178,10 +178,6 @@ func (k *Keeper) watch() {
 	shutting := k.shutting
 	k.mu.Unlock()
 	if !shutting {
-		<-k.box.up
-		if k.box.upErr != nil {
-			k.log.Error("sandbox ended", "error", k.box.upErr)
-		}
 		k.log.Warn("the sandbox ended by itself", "oom_kills", k.meter.oomKills())
 		// Nothing of it may go on, whatever the sentry died of.
 		if err := k.box.kill(); err != nil {
