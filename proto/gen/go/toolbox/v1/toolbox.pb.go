@@ -7,8 +7,9 @@
 // The protocol between our services and the toolbox of one sandbox: the keeper on the host (gvisor driver) or the agent in
 // the pod (kube driver).
 //
-// One connection carries one call: a Request, then Responses, each behind its length as a big-endian uint32 (at most
-// 1 MiB). Attach and Watch answer with many Responses; every other call with one. The caller closes the connection.
+// A connection carries one call after another: a Request, then Responses, each behind its length as a big-endian uint32 (at
+// most 1 MiB). Attach answers with many Responses and ends the connection; every other call with one. The caller may send the
+// next Request then, and closes the connection.
 
 package toolboxv1
 
