@@ -60,7 +60,7 @@ func New(
 	e := edge{keys: keys, validator: validator, logger: logger, connected: connected}
 	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
-		grpc.ForceServerCodecV2(outputcodec.New()), grpc.WriteBufferSize(writeBuffer), grpc.SharedWriteBuffer(true),
+		grpc.ForceServerCodecV2(outputcodec.New()), grpc.WriteBufferSize(writeBuffer),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
