@@ -198,7 +198,12 @@ func (r *Runner) retry(ctx context.Context, what string, x *run, try func() erro
 		if err == nil || ctx.Err() != nil || !passing(err) {
 			return err
 		}
-		r.log.Warn("will try again", "operation", what, "exec", x.agg.ID, "error", err)
+		level := slog.LevelWarn
+		if errors.Is(err, eventlog.ErrConflict) {
+			// Somebody was faster, as with a command that is delivered again after its exec has ended: nothing is wrong.
+			level = slog.LevelDebug
+		}
+		r.log.Log(ctx, level, "will try again", "operation", what, "exec", x.agg.ID, "error", err)
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
