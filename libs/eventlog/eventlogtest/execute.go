@@ -70,7 +70,10 @@ func testExecuteRepeat(t *testing.T, log eventlog.Log) {
 	eventually(t, log, agg, 3)
 	again, err := eventlog.Execute(limited(t), log, agg, decide)
 	require.NoError(t, err)
-	require.Len(t, again.Events, 3)
+	// What came behind the command's events may not be on the replica that answers yet.
+	require.GreaterOrEqual(t, len(again.Events), 2)
+	require.Equal(t, eventIDs(first.Events), eventIDs(again.Events[:2]))
+	require.Len(t, eventually(t, log, agg, 3).Events, 3, "nothing was appended")
 
 	e[0].Type = "sandtrail.events.v1.SandboxReady"
 	_, err = eventlog.Execute(limited(t), log, agg, decide)
