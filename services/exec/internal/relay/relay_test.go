@@ -322,6 +322,54 @@ func TestRelaysThatRaceStoreEachByteOnce(t *testing.T) {
 	t.Run("cluster", func(t *testing.T) { race(t, natstest.Cluster(t).JS) })
 }
 
+// A flood in whole chunks while the stream's leader moves, servers restart and two relays take the exec from each other: an
+// acknowledgement may be lost at any point.
+func TestFloodOverMovingLeaders(t *testing.T) {
+	f := natstest.Cluster(t)
+	p := newProgram(400, func() int { return 64 << 10 })
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var last Position
+	for range 2 {
+		r := newRelay(t, f.JS, Options{})
+		wg.Go(func() {
+			pos := persist(t, r, p)
+			mu.Lock()
+			defer mu.Unlock()
+			if pos.Chunk >= last.Chunk {
+				last = pos
+			}
+		})
+	}
+	for i := range 12 {
+		if i%4 == 3 {
+			f.Bounce(1 + i/4%2)
+			continue
+		}
+		// Refused or unanswered while there is no leader: then it is moving anyway.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, _ = f.NC.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN.OUT", nil)
+		cancel()
+	}
+	wg.Wait()
+	requireWhole(t, f.JS, p, last)
+}
+
+// persist is finish where the position cannot be read at times.
+func persist(t *testing.T, r *Relay, p *program) Position {
+	for {
+		pos, err := r.Position(t.Context(), testExec)
+		if err == nil {
+			if pos, _, err = r.Run(t.Context(), testExec, pos, p.attach); err == nil {
+				return pos
+			}
+		}
+		if t.Context().Err() != nil {
+			return pos
+		}
+	}
+}
+
 func race(t *testing.T, js jetstream.JetStream) {
 	p := newProgram(300, func() int { return 1 + rand.IntN(3000) })
 	var wg sync.WaitGroup
