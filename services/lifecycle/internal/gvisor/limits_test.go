@@ -189,7 +189,7 @@ for i in range(25):
 				}
 				out, _, err := h.exec(bounded(t), s.ID, "ls /tmp; pgrep python3")
 				return err == nil && out == ""
-			}, 30*time.Second, time.Second)
+			}, 2*time.Minute, time.Second)
 		})
 	}
 }

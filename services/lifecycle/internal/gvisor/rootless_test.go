@@ -54,7 +54,7 @@ func TestRootlessWithCgroups(t *testing.T) {
 			require.True(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 		}
 	}
-	runAsUser(t, g, "TestContract", "TestKilledProcesses", "TestLimits", "TestCPULimit")
+	runAsUser(t, g, "TestKilledProcesses", "TestLimits", "TestCPULimit")
 }
 
 // removeGroups removes a group and those below it.
