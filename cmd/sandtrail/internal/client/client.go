@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/outputcodec"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -29,6 +30,8 @@ const (
 	headerExec          = "sandtrail-exec-id"
 	// maxMessage is more than the largest part of a file that is asked for, with its frame.
 	maxMessage = 17 << 20
+	// readBuffer is how many bytes are taken from the kernel at once.
+	readBuffer = 128 << 10
 )
 
 // Options of a connection.
@@ -84,7 +87,8 @@ func New(o Options) (*Client, error) {
 	c.conn, err = grpc.NewClient(o.Addr,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithUserAgent(o.Agent),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(outputcodec.New())),
+		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.3, MaxDelay: time.Second},
 			MinConnectTimeout: 5 * time.Second,
