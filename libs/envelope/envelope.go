@@ -174,22 +174,27 @@ func Stored(m *nats.Msg, seq uint64, e Event) (Recorded, error) {
 // Decode reads a stored event. An unknown type is no error: Body is nil then and the caller decides. Data that does not decode
 // as its own type is one.
 func Decode(subject string, seq uint64, h nats.Header, data []byte) (Recorded, error) {
+	return DecodeHead(subject, seq, HeadOf(h), data)
+}
+
+// DecodeHead is Decode where the headers have been read already.
+func DecodeHead(subject string, seq uint64, h Head, data []byte) (Recorded, error) {
 	r := Recorded{Subject: subject, Seq: seq, Data: data}
-	r.ID, r.Type = h.Get(HeaderID), h.Get(HeaderType)
-	r.Tenant, r.Actor = h.Get(HeaderTenant), h.Get(HeaderActor)
-	r.Cause, r.Correlation = h.Get(HeaderCause), h.Get(HeaderCorrelation)
-	r.Traceparent, r.Tracestate = h.Get(HeaderTraceparent), h.Get(HeaderTracestate)
+	r.ID, r.Type = h.ID, h.Type
+	r.Tenant, r.Actor = h.Tenant, h.Actor
+	r.Cause, r.Correlation = h.Cause, h.Correlation
+	r.Traceparent, r.Tracestate = h.Traceparent, h.Tracestate
 	if r.ID == "" || r.Type == "" {
 		return r, fmt.Errorf("message %d on %s is not an event: no id or type", seq, subject)
 	}
 	var err error
-	if r.Schema, err = strconv.Atoi(h.Get(HeaderSchema)); err != nil {
+	if r.Schema, err = strconv.Atoi(h.Schema); err != nil {
 		return r, fmt.Errorf("event %d: schema: %w", seq, err)
 	}
-	if r.Time, err = time.Parse(time.RFC3339Nano, h.Get(HeaderTime)); err != nil {
+	if r.Time, err = time.Parse(time.RFC3339Nano, h.Time); err != nil {
 		return r, fmt.Errorf("event %d: time: %w", seq, err)
 	}
-	if r.Digest, err = hex.DecodeString(h.Get(HeaderDigest)); err != nil {
+	if r.Digest, err = hex.DecodeString(h.Digest); err != nil {
 		return r, fmt.Errorf("event %d: digest: %w", seq, err)
 	}
 	mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(r.Type))

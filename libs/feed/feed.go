@@ -1,5 +1,5 @@
-// Package feed reads the messages of a stream in order, from a sequence on, as fast as they can be had: nothing is acknowledged,
-// so the server keeps no account of what was delivered. Where a reader has come to is its own to remember.
+// Package feed reads the events of a stream in order, from a sequence on, as fast as they can be had: nothing is acknowledged, so
+// the server keeps no account of what was delivered. Where a reader has come to is its own to remember.
 package feed
 
 import (
@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/directget"
+	"github.com/sandtrail/sandtrail/libs/envelope"
 )
 
 // Bounds.
@@ -58,20 +59,46 @@ type Message struct {
 	Left uint64
 	// Stored is when the stream took it, in Unix nanoseconds.
 	Stored int64
-	Header nats.Header
 	Data   []byte
+
+	block  []byte
+	parsed nats.Header
+}
+
+// Head reads what the headers say about an event.
+func (m Message) Head() envelope.Head {
+	if m.block != nil {
+		return envelope.ReadHead(string(m.block))
+	}
+	return envelope.HeadOf(m.parsed)
+}
+
+// Header is all headers; nil of a message without any.
+func (m Message) Header() nats.Header {
+	if m.block == nil {
+		return m.parsed
+	}
+	// What the client would have given: nothing of headers that are none.
+	h, err := nats.DecodeHeadersMsg(m.block)
+	if err != nil {
+		return nil
+	}
+	return h
 }
 
 // Feed is for one goroutine, but for Close.
 type Feed struct {
-	js       jetstream.JetStream
-	o        Options
+	js jetstream.JetStream
+	o  Options
+	// nc is the feed's own connection, or that of js.
+	nc       *nats.Conn
 	consumer jetstream.Consumer
 	name     string
 	sub      *nats.Subscription
 	inbox    string
 	arrived  chan *nats.Msg
-	status   chan nats.Status
+	// status is that of the connection of js, lost that of an own one.
+	status, lost chan nats.Status
 	// messages and bytes are what the request that stands has left. One at a time: asking again takes a round trip, which is
 	// nothing beside thousands of messages, and the server's account of two cannot be followed from here.
 	messages, bytes int
@@ -82,6 +109,8 @@ type Feed struct {
 	armed time.Time
 	// heard is when something came last, or when the caller came back from elsewhere; left is when it left without a message.
 	heard, left time.Time
+	// got: a message came since heard was set.
+	got bool
 }
 
 // Open begins a feed. Close ends it.
@@ -89,12 +118,16 @@ func Open(ctx context.Context, js jetstream.JetStream, o Options) (*Feed, error)
 	o.Window = max(o.Window, MinWindow)
 	f := &Feed{js: js, o: o, arrived: make(chan *nats.Msg, MaxMessages+spare), timer: time.NewTimer(time.Hour)}
 	f.timer.Stop()
-	nc := js.Conn()
-	f.status = nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
-	f.inbox = nc.NewInbox()
+	f.status = js.Conn().StatusChanged(nats.CONNECTED, nats.CLOSED)
+	if f.nc = dial(js.Conn()); f.nc != nil {
+		f.lost = f.nc.StatusChanged(nats.CLOSED)
+	} else {
+		f.nc = js.Conn()
+	}
+	f.inbox = f.nc.NewInbox()
 	var err error
-	if f.sub, err = nc.ChanSubscribe(f.inbox, f.arrived); err != nil {
-		nc.RemoveStatusListener(f.status)
+	if f.sub, err = f.nc.ChanSubscribe(f.inbox, f.arrived); err != nil {
+		f.Close()
 		return nil, fmt.Errorf("open feed: %w", err)
 	}
 	if err := f.consume(ctx); err != nil {
@@ -126,7 +159,13 @@ func (f *Feed) consume(ctx context.Context) error {
 func (f *Feed) Close() {
 	nc := f.js.Conn()
 	nc.RemoveStatusListener(f.status)
-	_ = f.sub.Unsubscribe()
+	if f.sub != nil {
+		_ = f.sub.Unsubscribe()
+	}
+	if f.nc != nc {
+		f.nc.RemoveStatusListener(f.lost)
+		f.nc.Close()
+	}
 	if f.name == "" || !nc.IsConnected() {
 		return
 	}
@@ -147,8 +186,8 @@ func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, err
 			if deadline.IsZero() {
 				now := time.Now()
 				deadline = now.Add(wait)
-				if now.Sub(f.left) > time.Second {
-					f.heard = now
+				if f.got || now.Sub(f.left) > time.Second {
+					f.heard, f.got = now, false
 				}
 			}
 			var err error
@@ -164,7 +203,7 @@ func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, err
 			continue
 		}
 		f.messages--
-		f.bytes -= raw.Size()
+		f.bytes -= raw.Size() - len(raw.Subject) + len(m.Subject)
 		if f.messages == 0 || f.bytes == 0 {
 			if err := f.ask(); err != nil {
 				return Message{}, false, err
@@ -174,6 +213,7 @@ func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, err
 		if m.delivered != f.delivered {
 			return Message{}, false, fmt.Errorf("%w before message %d", ErrGap, m.Seq)
 		}
+		f.got = true
 		return m.Message, true, nil
 	}
 }
@@ -184,7 +224,10 @@ func (f *Feed) await(ctx context.Context, deadline time.Time) (*nats.Msg, error)
 		// A timer that fires early costs one more turn; setting it anew for each message would cost more.
 		if f.armed.IsZero() || f.armed.After(deadline) {
 			f.armed = deadline
-			f.timer.Reset(time.Until(deadline))
+			if look := time.Now().Add(beats); look.Before(deadline) {
+				f.armed = look
+			}
+			f.timer.Reset(time.Until(f.armed))
 		}
 		select {
 		case m := <-f.arrived:
@@ -197,6 +240,11 @@ func (f *Feed) await(ctx context.Context, deadline time.Time) (*nats.Msg, error)
 			}
 			// What was asked for on the connection before is not known to the server any more.
 			return nil, fmt.Errorf("%w: the connection was made anew", ErrGap)
+		case <-f.lost:
+			if f.js.Conn().IsClosed() {
+				return nil, nats.ErrConnectionClosed
+			}
+			return nil, fmt.Errorf("%w: the connection was lost", ErrGap)
 		case <-f.timer.C:
 			f.armed = time.Time{}
 		}

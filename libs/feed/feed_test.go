@@ -71,7 +71,7 @@ func TestGivesEveryMessageOnceInOrder(t *testing.T) {
 		m := next(t, f)
 		require.Equal(t, seq, m.Seq)
 		require.Equal(t, last-seq, m.Left)
-		require.Equal(t, fmt.Sprint(seq-1), m.Header.Get("Number"))
+		require.Equal(t, fmt.Sprint(seq-1), m.Header().Get("Number"))
 	}
 	_, ok, err := f.Next(t.Context(), 20*time.Millisecond)
 	require.NoError(t, err)
@@ -183,6 +183,22 @@ func TestWhoStopsReadingMissesNothing(t *testing.T) {
 	last := fill(t, n.JS, 2*feed.MaxMessages, 10)
 	for seq := uint64(2); seq <= last; seq++ {
 		require.Equal(t, seq, next(t, f).Seq)
+	}
+}
+
+func TestAFeedOfFewMessagesIsNotTakenForASilentOne(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: eight seconds")
+	}
+	n := natstest.Start(t)
+	f := open(t, n.JS, feed.Options{})
+	// More often than the server would say that it is there, and with a wait in vain before each.
+	for begin := time.Now(); time.Since(begin) < 8*time.Second; {
+		_, ok, err := f.Next(t.Context(), 700*time.Millisecond)
+		require.NoError(t, err)
+		require.False(t, ok)
+		last := fill(t, n.JS, 1, 10)
+		require.Equal(t, last, next(t, f).Seq)
 	}
 }
 

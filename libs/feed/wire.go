@@ -36,7 +36,7 @@ func (f *Feed) ask() error {
 	if err != nil {
 		return fmt.Errorf("ask for messages: %w", err)
 	}
-	if err := f.js.Conn().PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body); err != nil {
+	if err := f.nc.PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body); err != nil {
 		return fmt.Errorf("ask for messages: %w", err)
 	}
 	f.messages, f.bytes = r.Batch, r.MaxBytes
@@ -46,7 +46,10 @@ func (f *Feed) ask() error {
 // said takes what the server says beside messages: a beat, or that the request is over.
 func (f *Feed) said(m *nats.Msg) error {
 	f.heard = time.Now()
-	status, rest := m.Header.Get(headerStatus), m.Header.Get(headerPendingMessages)
+	h := Message{parsed: m.Header}
+	_, h.block, _ = headers(m)
+	head := h.Header()
+	status, rest := head.Get(headerStatus), head.Get(headerPendingMessages)
 	switch {
 	case status == statusBeat || rest == "0":
 		// A request that got all its messages is over already.
@@ -60,7 +63,7 @@ func (f *Feed) said(m *nats.Msg) error {
 		}
 		return f.ask()
 	}
-	return fmt.Errorf("%w: %s %s", ErrEnded, status, m.Header.Get(headerDescription))
+	return fmt.Errorf("%w: %s %s", ErrEnded, status, head.Get(headerDescription))
 }
 
 // numbered is a message with its sequence among those of the consumer.
@@ -89,7 +92,7 @@ func parse(m *nats.Msg) (numbered, bool) {
 		at[n] = i + 1
 		n++
 	}
-	first := 5
+	first := 5 // where the numbers begin
 	switch {
 	case n < short || len(m.Reply) < 8 || m.Reply[:8] != "$JS.ACK.":
 		return numbered{}, false
@@ -109,10 +112,9 @@ func parse(m *nats.Msg) (numbered, bool) {
 			return numbered{}, false
 		}
 	}
-	return numbered{
-		Message:   Message{Subject: m.Subject, Seq: v[0], Stored: int64(v[2]), Left: v[3], Header: m.Header, Data: m.Data}, //nolint:gosec // a time
-		delivered: v[1],
-	}, true
+	place := numbered{Message: Message{Seq: v[0], Stored: int64(v[2]), Left: v[3], parsed: m.Header}, delivered: v[1]} //nolint:gosec // a time
+	place.Subject, place.block, place.Data = headers(m)
+	return place, true
 }
 
 // number reads a decimal number.

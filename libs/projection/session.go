@@ -175,7 +175,7 @@ func (s *session) idle(ctx context.Context) error {
 }
 
 func (s *session) take(ctx context.Context, m feed.Message) error {
-	e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
+	e, err := envelope.DecodeHead(m.Subject, m.Seq, m.Head(), m.Data)
 	switch {
 	case err != nil:
 		// One bad message must not stop the view of all others. An audit of the log finds it too.
@@ -184,7 +184,11 @@ func (s *session) take(ctx context.Context, m feed.Message) error {
 	case e.Body == nil:
 		s.r.metrics.unknown.Inc()
 	default:
-		if err := s.r.p.Apply(telemetry.Extract(ctx, m.Header), e); err != nil {
+		of := telemetry.WithCorrelation(ctx, e.Correlation)
+		if e.Traceparent != "" {
+			of = telemetry.Continue(of, e.Meta)
+		}
+		if err := s.r.p.Apply(of, e); err != nil {
 			return fmt.Errorf("apply event %d: %w", m.Seq, err)
 		}
 		s.r.metrics.applied.Inc()
