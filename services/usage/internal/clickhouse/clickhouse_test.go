@@ -41,7 +41,7 @@ func TestMigrationsGoUpAgainDownAndUp(t *testing.T) {
 	require.Empty(t, tables(t, e.URL()))
 	require.NoError(t, c.Up(t.Context()))
 	require.Equal(t, want, tables(t, e.URL()))
-	require.NoError(t, c.Insert(t.Context(), "after", []clickhouse.Row{row(1)}))
+	require.NoError(t, c.Insert(t.Context(), "after", clickhouse.Rows(row(1))))
 	rows, _, err := c.List(t.Context(), clickhouse.Filter{})
 	require.NoError(t, err)
 	require.Equal(t, []clickhouse.Row{row(1)}, rows)
@@ -80,7 +80,7 @@ func TestListPagesThroughEverythingOnce(t *testing.T) {
 				r.OccurredAt = r.OccurredAt.Truncate(4 * time.Second)
 				want = append(want, r)
 			}
-			require.NoError(t, c.Insert(t.Context(), "1", want))
+			require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(want...)))
 			slices.Reverse(want)
 			var got []clickhouse.Row
 			f := clickhouse.Filter{Tenant: "acme", Limit: 2}
@@ -103,7 +103,7 @@ func TestListFiltersAndRefusesWhatIsNoFilter(t *testing.T) {
 	c := enginetest.Open(t, enginetest.Start(t, "").URL())
 	other := row(2)
 	other.Tenant, other.Session = "other", "t"
-	require.NoError(t, c.Insert(t.Context(), "1", []clickhouse.Row{row(1), other}))
+	require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(row(1), other)))
 	for name, f := range map[string]clickhouse.Filter{
 		"tenant": {Tenant: "other"}, "session": {Session: "t"}, "sandbox": {Sandbox: other.Sandbox.String()}, "exec": {Exec: other.Exec.String()},
 	} {

@@ -48,52 +48,42 @@ type Row struct {
 	Schema uint16
 }
 
-// column is one column of the table and how to get its values out of rows.
+// column is one column of the table and how to make room for its values.
 type column struct {
-	name   string
-	values func([]Row) any
-}
-
-func pick[T any](name string, get func(*Row) T) column {
-	return column{name: name, values: func(rows []Row) any {
-		v := make([]T, len(rows))
-		for i := range rows {
-			v[i] = get(&rows[i])
-		}
-		return v
-	}}
+	name string
+	make func() values
 }
 
 // columns are all that Insert writes, in the order of the table.
 var columns = []column{
-	pick("id", func(r *Row) uuid.UUID { return r.ID }),
-	pick("event_type", func(r *Row) string { return r.Type }),
-	pick("outcome", func(r *Row) string { return r.Outcome }),
-	pick("tenant_id", func(r *Row) string { return r.Tenant }),
-	pick("session_id", func(r *Row) string { return r.Session }),
-	pick("org_id", func(r *Row) string { return r.Org }),
-	pick("sandbox_id", func(r *Row) uuid.UUID { return r.Sandbox }),
-	pick("exec_id", func(r *Row) uuid.UUID { return r.Exec }),
-	pick("occurred_at", func(r *Row) time.Time { return r.OccurredAt }),
-	pick("cpu_ms", func(r *Row) uint64 { return r.CPUMillis }),
-	pick("memory_peak_bytes", func(r *Row) uint64 { return r.MemoryPeak }),
-	pick("memory_avg_bytes", func(r *Row) uint64 { return r.MemoryAvg }),
-	pick("disk_read_bytes", func(r *Row) uint64 { return r.DiskRead }),
-	pick("disk_write_bytes", func(r *Row) uint64 { return r.DiskWrite }),
-	pick("network_egress_bytes", func(r *Row) uint64 { return r.Egress }),
-	pick("network_ingress_bytes", func(r *Row) uint64 { return r.Ingress }),
-	pick("gpu_ms", func(r *Row) uint64 { return r.GPUMillis }),
-	pick("gpu_memory_bytes", func(r *Row) uint64 { return r.GPUMemory }),
-	pick("wall_time_ms", func(r *Row) uint64 { return r.WallMillis }),
-	pick("exit_code", func(r *Row) *int32 { return r.ExitCode }),
-	pick("signal", func(r *Row) int32 { return r.Signal }),
-	pick("reason", func(r *Row) string { return r.Reason }),
-	pick("stdout_bytes", func(r *Row) uint64 { return r.StdoutBytes }),
-	pick("stderr_bytes", func(r *Row) uint64 { return r.StderrBytes }),
-	pick("usage_method", func(r *Row) string { return r.Method }),
-	pick("event_id", func(r *Row) uuid.UUID { return r.EventID }),
-	pick("stream_seq", func(r *Row) uint64 { return r.Seq }),
-	pick("schema_version", func(r *Row) uint16 { return r.Schema }),
+	pick("id", func(r *Row) *uuid.UUID { return &r.ID }),
+	few("event_type", func(r *Row) *string { return &r.Type }),
+	few("outcome", func(r *Row) *string { return &r.Outcome }),
+	few("tenant_id", func(r *Row) *string { return &r.Tenant }),
+	pick("session_id", func(r *Row) *string { return &r.Session }),
+	few("org_id", func(r *Row) *string { return &r.Org }),
+	pick("sandbox_id", func(r *Row) *uuid.UUID { return &r.Sandbox }),
+	pick("exec_id", func(r *Row) *uuid.UUID { return &r.Exec }),
+	pick("occurred_at", func(r *Row) *time.Time { return &r.OccurredAt }),
+	pick("cpu_ms", func(r *Row) *uint64 { return &r.CPUMillis }),
+	pick("memory_peak_bytes", func(r *Row) *uint64 { return &r.MemoryPeak }),
+	pick("memory_avg_bytes", func(r *Row) *uint64 { return &r.MemoryAvg }),
+	pick("disk_read_bytes", func(r *Row) *uint64 { return &r.DiskRead }),
+	pick("disk_write_bytes", func(r *Row) *uint64 { return &r.DiskWrite }),
+	pick("network_egress_bytes", func(r *Row) *uint64 { return &r.Egress }),
+	pick("network_ingress_bytes", func(r *Row) *uint64 { return &r.Ingress }),
+	pick("gpu_ms", func(r *Row) *uint64 { return &r.GPUMillis }),
+	pick("gpu_memory_bytes", func(r *Row) *uint64 { return &r.GPUMemory }),
+	pick("wall_time_ms", func(r *Row) *uint64 { return &r.WallMillis }),
+	pick("exit_code", func(r *Row) **int32 { return &r.ExitCode }),
+	pick("signal", func(r *Row) *int32 { return &r.Signal }),
+	few("reason", func(r *Row) *string { return &r.Reason }),
+	pick("stdout_bytes", func(r *Row) *uint64 { return &r.StdoutBytes }),
+	pick("stderr_bytes", func(r *Row) *uint64 { return &r.StderrBytes }),
+	few("usage_method", func(r *Row) *string { return &r.Method }),
+	pick("event_id", func(r *Row) *uuid.UUID { return &r.EventID }),
+	pick("stream_seq", func(r *Row) *uint64 { return &r.Seq }),
+	pick("schema_version", func(r *Row) *uint16 { return &r.Schema }),
 }
 
 var insertStatement = func() string {
@@ -109,8 +99,8 @@ var insertStatement = func() string {
 
 // Insert writes the rows as one block. The server drops a block whose token it has seen among the last 1,000, so a token must
 // stand for exactly these rows. The guarantee against doubles is the table's key, not the token.
-func (c *Conn) Insert(ctx context.Context, token string, rows []Row) error {
-	if len(rows) == 0 {
+func (c *Conn) Insert(ctx context.Context, token string, rows *Block) error {
+	if rows.Len() == 0 {
 		return nil
 	}
 	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": token}))
@@ -119,13 +109,13 @@ func (c *Conn) Insert(ctx context.Context, token string, rows []Row) error {
 		return fmt.Errorf("begin insert: %w", err)
 	}
 	defer func() { _ = b.Close() }()
-	for i, col := range columns {
-		if err := b.Column(i).Append(col.values(rows)); err != nil {
-			return fmt.Errorf("column %s: %w", col.name, err)
+	for i, v := range rows.columns {
+		if err := b.Column(i).Append(v.all()); err != nil {
+			return fmt.Errorf("column %s: %w", columns[i].name, err)
 		}
 	}
 	if err := b.Send(); err != nil {
-		return fmt.Errorf("insert %d rows: %w", len(rows), err)
+		return fmt.Errorf("insert %d rows: %w", rows.Len(), err)
 	}
 	return nil
 }

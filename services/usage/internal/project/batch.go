@@ -1,11 +1,12 @@
 package project
 
 import (
+	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
@@ -16,7 +17,9 @@ const maxLinks = 64
 
 // batch is events that are inserted together.
 type batch struct {
-	rows []clickhouse.Row
+	rows clickhouse.Block
+	// row is the one that is being made.
+	row clickhouse.Row
 	// events and bytes count all of them, also those that make no row.
 	events, bytes int
 	// last is the sequence of the last one, stored when the stream took it, in Unix nanoseconds.
@@ -34,6 +37,7 @@ type batch struct {
 func (b *batch) count(m feed.Message) {
 	if b.events == 0 {
 		b.begun = time.Now()
+		b.rows.Grow(int(min(m.Left, MaxBatch))) //nolint:gosec // at most MaxBatch
 	}
 	b.events++
 	b.bytes += len(m.Data)
@@ -54,24 +58,24 @@ func (b *batch) lingers(now time.Time) time.Duration {
 }
 
 // link leads the batch's span to the trace of an event.
-func (b *batch) link(h nats.Header) {
-	if len(b.links) == maxLinks {
+func (b *batch) link(h envelope.Head) {
+	if len(b.links) == maxLinks || h.Traceparent == "" {
 		return
 	}
-	link, ok := telemetry.Link(h)
-	if !ok || b.traces[link.SpanContext.TraceID()] {
+	at := trace.SpanContextFromContext(telemetry.Continue(context.Background(), envelope.Meta{Traceparent: h.Traceparent, Tracestate: h.Tracestate}))
+	if !at.IsValid() || b.traces[at.TraceID()] {
 		return
 	}
 	if b.traces == nil {
 		b.traces = map[trace.TraceID]bool{}
 	}
-	b.traces[link.SpanContext.TraceID()] = true
-	b.links = append(b.links, link)
+	b.traces[at.TraceID()] = true
+	b.links = append(b.links, trace.Link{SpanContext: at})
 }
 
 // reset empties it and keeps its memory.
 func (b *batch) reset() {
-	clear(b.rows)
+	b.rows.Reset()
 	clear(b.traces)
-	*b = batch{rows: b.rows[:0], links: b.links[:0], traces: b.traces}
+	*b = batch{rows: b.rows, links: b.links[:0], traces: b.traces}
 }

@@ -23,10 +23,10 @@ type counting struct {
 	rows atomic.Int64
 }
 
-func (c *counting) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
+func (c *counting) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	err := c.Sink.Insert(ctx, token, rows)
 	if err == nil {
-		c.rows.Add(int64(len(rows)))
+		c.rows.Add(int64(rows.Len()))
 	}
 	return err
 }

@@ -30,7 +30,7 @@ func (p *Projector) bury(ctx context.Context, m feed.Message, why *unusable) err
 		Service: service, Consumer: topology.CheckpointUsage, Reason: "poison", Attempts: 1,
 		Stream: topology.StreamEvents, Seq: m.Seq, Subject: m.Subject, Code: string(fault.InvalidArgument),
 		FaultReason: string(fault.ReasonValidation), Error: why.sentence, Stored: moment(m.Stored), Died: time.Now(),
-	}, m.Header, m.Data); err != nil {
+	}, m.Header(), m.Data); err != nil {
 		return err
 	}
 	p.metrics.dead.Inc()

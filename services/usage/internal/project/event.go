@@ -13,6 +13,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
 
 // types are the events that are decoded. Of the others the type is enough.
@@ -28,11 +29,12 @@ var types = func() map[string]bool {
 // ctx.
 func (p *Projector) add(ctx context.Context, b *batch, m feed.Message) error {
 	b.count(m)
+	h := m.Head()
 	if p.traced {
-		b.link(m.Header)
+		b.link(h)
 	}
 	for attempt := 1; ; attempt++ {
-		err := p.row(ctx, b, m)
+		err := p.row(ctx, b, m, h)
 		var bad *unusable
 		if errors.As(err, &bad) {
 			err = p.bury(ctx, m, bad)
@@ -50,7 +52,7 @@ func (p *Projector) add(ctx context.Context, b *batch, m feed.Message) error {
 }
 
 // row puts the row of an event into a batch where it makes one. *unusable: it never will.
-func (p *Projector) row(ctx context.Context, b *batch, m feed.Message) error {
+func (p *Projector) row(ctx context.Context, b *batch, m feed.Message, h envelope.Head) error {
 	agg, err := subject.ParseEvent(m.Subject)
 	if err != nil {
 		return &unusable{"its subject is not that of an event", err}
@@ -59,15 +61,25 @@ func (p *Projector) row(ctx context.Context, b *batch, m feed.Message) error {
 		p.metrics.free.Inc()
 		return nil
 	}
-	if name := m.Header.Get(envelope.HeaderType); name != "" && !types[name] {
-		if _, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(name)); err != nil {
+	if h.Type != "" && !types[h.Type] {
+		if _, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(h.Type)); err != nil {
 			p.metrics.unknown.Inc()
 			return nil //nolint:nilerr // a type of a newer program
 		}
 		p.metrics.free.Inc()
 		return nil
 	}
-	e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
+	if h.Type == typeCompleted && agg.Kind == subject.KindExec {
+		owner, err := p.owners.of(ctx, agg)
+		if err != nil {
+			return err
+		}
+		if b.row = (clickhouse.Row{}); p.words.quick(&b.row, m, h, agg, owner) {
+			b.rows.Add(&b.row)
+			return nil
+		}
+	}
+	e, err := envelope.DecodeHead(m.Subject, m.Seq, h, m.Data)
 	if err != nil {
 		return &unusable{"it cannot be decoded", err}
 	}
@@ -80,10 +92,9 @@ func (p *Projector) row(ctx context.Context, b *batch, m feed.Message) error {
 	if err != nil {
 		return err
 	}
-	row, err := Map(e, agg, owner)
-	if err != nil {
+	if b.row, err = Map(e, agg, owner); err != nil {
 		return err
 	}
-	b.rows = append(b.rows, row)
+	b.rows.Add(&b.row)
 	return nil
 }

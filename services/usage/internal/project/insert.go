@@ -2,9 +2,6 @@ package project
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -15,9 +12,9 @@ import (
 func (p *Projector) insert(ctx context.Context, b *batch, incarnation string) error {
 	ctx, span := p.span(ctx, b)
 	defer span.End()
-	token := token(incarnation, b.rows)
+	token := token(incarnation, &b.rows)
 	for attempt := 1; ; attempt++ {
-		err := p.write(ctx, token, b.rows)
+		err := p.write(ctx, token, &b.rows)
 		if err == nil {
 			return nil
 		}
@@ -26,13 +23,13 @@ func (p *Projector) insert(ctx context.Context, b *batch, incarnation string) er
 			return ctx.Err()
 		}
 		p.metrics.retries.Inc()
-		p.log.Warn("cannot insert a batch, trying again", "rows", len(b.rows), "attempt", attempt, "error", err)
+		p.log.Warn("cannot insert a batch, trying again", "rows", b.rows.Len(), "attempt", attempt, "error", err)
 		pause(ctx, attempt)
 	}
 }
 
-func (p *Projector) write(ctx context.Context, token string, rows []clickhouse.Row) error {
-	if len(rows) == 0 {
+func (p *Projector) write(ctx context.Context, token string, rows *clickhouse.Block) error {
+	if rows.Len() == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
@@ -42,19 +39,12 @@ func (p *Projector) write(ctx context.Context, token string, rows []clickhouse.R
 		return err
 	}
 	p.metrics.insert.Observe(time.Since(start).Seconds())
-	p.metrics.rows.Add(float64(len(rows)))
+	p.metrics.rows.Add(float64(rows.Len()))
 	return nil
 }
 
 // token names exactly these rows. First and last sequence would not do: after a crash another batch may have the same two and
 // more rows between them, and the server would drop those.
-func token(incarnation string, rows []clickhouse.Row) string {
-	h := sha256.New()
-	var b []byte
-	for i := range rows {
-		b = append(b[:0], rows[i].ID[:]...)
-		b = binary.BigEndian.AppendUint64(b, rows[i].Seq)
-		h.Write(b)
-	}
-	return fmt.Sprintf("%s:%d:%s", incarnation, schemaVersion, hex.EncodeToString(h.Sum(nil)))
+func token(incarnation string, rows *clickhouse.Block) string {
+	return fmt.Sprintf("%s:%d:%x", incarnation, schemaVersion, rows.Digest())
 }

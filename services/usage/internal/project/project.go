@@ -36,14 +36,14 @@ import (
 // Bounds. At most three batches and a window are in memory.
 const (
 	// MaxBatch and maxBatchBytes are how many events are projected together at most, and their size as stored.
-	MaxBatch      = 10_000
+	MaxBatch      = 20_000
 	maxBatchBytes = 32 << 20
 	// window bounds what is received and not decoded yet, in bytes.
 	window = 8 << 20
 	// linger is how long a first event waits for others to come: it bounds inserts to ten a second, and so the parts that
 	// ClickHouse has to merge. While more events are known to wait in the log, it is lingerBehind, which fills batches.
 	linger       = 100 * time.Millisecond
-	lingerBehind = 500 * time.Millisecond
+	lingerBehind = time.Second
 
 	retryMin = 100 * time.Millisecond
 	retryMax = 10 * time.Second
@@ -55,7 +55,7 @@ const (
 
 // Sink takes rows. A block whose token it has taken already may be dropped. It keeps nothing of rows.
 type Sink interface {
-	Insert(ctx context.Context, token string, rows []clickhouse.Row) error
+	Insert(ctx context.Context, token string, rows *clickhouse.Block) error
 }
 
 // Config of a projector.
@@ -79,6 +79,7 @@ type Projector struct {
 	// traced: spans are made.
 	traced bool
 	owners *owners
+	words  *words
 	// id tells this projector's checkpoints from those of others.
 	id   string
 	done progress
@@ -86,7 +87,7 @@ type Projector struct {
 
 // New looks up the stream of events and the bucket of checkpoints, which must exist.
 func New(ctx context.Context, c Config) (*Projector, error) {
-	p := &Projector{js: c.JS, sink: c.Sink, log: c.Log, traced: c.Tracer != nil, id: ids.New()}
+	p := &Projector{js: c.JS, sink: c.Sink, log: c.Log, traced: c.Tracer != nil, id: ids.New(), words: newWords()}
 	if c.Tracer == nil {
 		c.Tracer = noop.NewTracerProvider()
 	}

@@ -247,7 +247,7 @@ type dying struct {
 	after atomic.Int32
 }
 
-func (d *dying) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
+func (d *dying) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	err := d.Sink.Insert(ctx, token, rows)
 	if err == nil && d.after.Add(-1) == 0 {
 		d.nc.Close()
@@ -285,7 +285,7 @@ type failing struct {
 	calls int
 }
 
-func (f *failing) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
+func (f *failing) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	f.calls++
 	if f.calls%2 == 1 {
 		return errors.Join(f.Sink.Insert(ctx, token, rows), errors.New("the answer was lost"))
@@ -332,7 +332,7 @@ type switching struct {
 	to atomic.Pointer[clickhouse.Conn]
 }
 
-func (s *switching) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
+func (s *switching) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	return s.to.Load().Insert(ctx, token, rows)
 }
 

@@ -26,13 +26,14 @@ type older struct {
 	months int
 }
 
-func (o *older) Insert(ctx context.Context, token string, rows []clickhouse.Row) error {
-	wrong := make([]clickhouse.Row, len(rows))
-	for i, r := range rows {
+func (o *older) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
+	wrong := make([]clickhouse.Row, rows.Len())
+	for i := range wrong {
+		r := rows.Row(i)
 		r.Session, r.OccurredAt, r.CPUMillis, r.Schema = "", r.OccurredAt.AddDate(0, o.months, 0), r.CPUMillis/1000, 0
 		wrong[i] = r
 	}
-	return o.Sink.Insert(ctx, "0:"+token, wrong)
+	return o.Sink.Insert(ctx, "0:"+token, clickhouse.Rows(wrong...))
 }
 
 func TestACorrectedMappingReplacesTheRows(t *testing.T) {
@@ -95,7 +96,7 @@ func TestARestartOfTheBrokerLosesNothing(t *testing.T) {
 // stuck never takes a row.
 type stuck struct{ entered chan struct{} }
 
-func (s *stuck) Insert(ctx context.Context, _ string, _ []clickhouse.Row) error {
+func (s *stuck) Insert(ctx context.Context, _ string, _ *clickhouse.Block) error {
 	select {
 	case s.entered <- struct{}{}:
 	default:

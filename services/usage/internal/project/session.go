@@ -104,6 +104,10 @@ func (s *session) write(ctx context.Context, batches <-chan *batch, works func()
 			return err
 		}
 		works()
+		if !b.behind {
+			// What a long log needed is not kept for a short one.
+			continue
+		}
 		b.reset()
 		select {
 		case s.spare <- b:
