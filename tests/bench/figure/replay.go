@@ -56,7 +56,7 @@ func replay(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 	return []report.Row{
 		{
 			Name: "log: events replayed through a projection", Unit: "events/s", Ours: ours[1:].Median(), Baseline: theirs[1:].Median(), Against: "nats.go ordered consumer of the same stream, nothing decoded", Samples: len(ours) - 1,
-			Target: report.RatioAtLeast(0.7), Note: fmt.Sprintf("%d events a sample, the start of the consumer included. The projection decodes envelope and body, keeps its checkpoint and counts; both read ahead 8 MiB.", n),
+			Target: report.RatioAtLeast(0.7), Note: fmt.Sprintf("%d events a sample, the start of the consumer included. The projection decodes envelope and body, keeps its checkpoint and counts; the baseline reads ahead 8 MiB.", n),
 		},
 		{
 			Name: fmt.Sprintf("log: load the history of one aggregate, %d events", historyEvents), Unit: "ms", Ours: load.Median(), Baseline: raw.Median(), Against: "nats.go ordered consumer of the same subject", Samples: len(load),
