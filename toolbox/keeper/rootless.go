@@ -2,7 +2,6 @@ package keeper
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -95,10 +94,23 @@ func (g *gauge) stats() cgroup.Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.last.CPU = g.clocks.read()
-	g.last.MemoryBytes = g.box.memory.bytes()
-	g.last.MemoryPeak = max(g.last.MemoryPeak, g.last.MemoryBytes)
+	g.look()
 	g.last.OOMKills = g.kills
 	return g.last
+}
+
+// look takes the memory in use where no cgroup keeps its peak. The caller holds mu.
+func (g *gauge) look() uint64 {
+	g.last.MemoryBytes = g.box.memory.bytes()
+	g.last.MemoryPeak = max(g.last.MemoryPeak, g.last.MemoryBytes)
+	return g.last.MemoryBytes
+}
+
+// memory is what is in use where there is no cgroup.
+func (g *gauge) memory() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.look()
 }
 
 // oomKills is stats().OOMKills alone.
@@ -158,38 +170,19 @@ func killDescendants(children interface{ Reap() }, within time.Duration) error {
 }
 
 // descendants are the processes below this one.
-func descendants() ([]int, error) {
-	proc, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
+func descendants() ([]int, error) { return new(clocks).below() }
+
+// parent of a process; 0 where it is gone.
+func parent(pid int) int {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	end := bytes.LastIndexByte(stat, ')')
+	if err != nil || end < 0 {
+		return 0
 	}
-	names, err := proc.Readdirnames(-1)
-	if err = errors.Join(err, proc.Close()); err != nil {
-		return nil, err
+	fields := bytes.Fields(stat[end+1:])
+	if len(fields) < 2 {
+		return 0
 	}
-	parents := map[int]int{}
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		end := bytes.LastIndexByte(stat, ')')
-		if err != nil || end < 0 {
-			continue
-		}
-		if fields := bytes.Fields(stat[end+1:]); len(fields) > 1 {
-			parents[pid], _ = strconv.Atoi(string(fields[1]))
-		}
-	}
-	var below []int
-	for pid := range parents {
-		for at, hops := parents[pid], 0; at > 0 && hops < 64; at, hops = parents[at], hops+1 {
-			if at == os.Getpid() {
-				below = append(below, pid)
-				break
-			}
-		}
-	}
-	return below, nil
+	up, _ := strconv.Atoi(string(fields[1]))
+	return up
 }

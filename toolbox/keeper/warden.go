@@ -108,7 +108,7 @@ func (w *warden) admit(bytes int) error {
 
 // newWarden is nil where the kernel enforces every limit.
 func (k *Keeper) newWarden() (*warden, error) {
-	w := &warden{sentry: k.box.pid, measures: func() uint64 { return k.meter.gauge.stats().MemoryBytes }, kill: k.overLimit}
+	w := &warden{sentry: k.box.pid, measures: k.meter.gauge.memory, kill: k.overLimit}
 	if k.spec.Rootless && k.spec.WorkspaceBytes > 0 {
 		var err error
 		if w.space, err = newSpace(k.box.workspace, k.box.pid); err != nil {
