@@ -88,10 +88,8 @@ func (w *words) completed(row *clickhouse.Row, data []byte) bool {
 		}
 	}
 	row.ExitCode = exitCode(code)
-	if row.ID == (uuid.UUID{}) {
-		return false
-	}
-	return true
+	// Without an id of its own it gets one from the event's, by the general way.
+	return row.ID != (uuid.UUID{})
 }
 
 // part reads one text or message of an ExecCompleted.
