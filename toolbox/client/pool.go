@@ -2,10 +2,14 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -39,6 +43,37 @@ func NewPool(dial func(sandbox string) func(context.Context) (net.Conn, error)) 
 // Client returns a client of a sandbox's toolbox without a token.
 func (p *Pool) Client(sandbox string) *Client {
 	return &Client{dial: p.dial(sandbox), kept: shelf{p, sandbox}}
+}
+
+// Alive reports whether a kept connection is open at its other end, which a toolbox closes when its sandbox ends: what Hello would
+// say, without asking. False says nothing.
+func (p *Pool) Alive(sandbox string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.idle[sandbox] {
+		if silent(k.conn) {
+			return true
+		}
+	}
+	return false
+}
+
+// silent reports whether a connection is open and has nothing to read.
+func silent(conn net.Conn) bool {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	open := false
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		open = errors.Is(err, unix.EAGAIN)
+	})
+	return err == nil && open
 }
 
 // Close closes what is kept. Calls under way go on, later ones keep nothing.

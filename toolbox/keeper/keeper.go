@@ -97,10 +97,15 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	k.stop = stop
+	life, gone := context.WithCancel(ctx)
+	go func() {
+		<-k.box.gone
+		gone()
+	}()
 	go k.watch()
 	go k.signals(term)
 	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
-	if err := server.Serve(ctx, l, k, server.WithLog(log)); err != nil {
+	if err := server.Serve(ctx, l, k, server.WithLog(log), server.WithLife(life)); err != nil {
 		log.Error("serve", "error", err)
 	}
 	if err := k.close(); err != nil {

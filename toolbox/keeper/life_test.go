@@ -2,6 +2,8 @@ package keeper_test
 
 import (
 	"bytes"
+	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +16,7 @@ import (
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/client"
 	"github.com/sandtrail/sandtrail/toolbox/keeper/keepertest"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
@@ -120,9 +123,15 @@ func TestKilledSentryIsSaid(t *testing.T) {
 	b := keepertest.Start(t)
 	r := &toolboxv1.Start{ExecId: keepertest.NewID(), Argv: []string{"sh", "-c", "echo ready; sleep 600"}}
 	started(t, b, r)
+	pool := client.NewPool(func(id string) func(context.Context) (net.Conn, error) { return client.KeeperDialer(b.State, id) })
+	defer pool.Close()
+	_, err := pool.Client(b.Spec.SandboxID).Hello(t.Context(), &toolboxv1.Hello{})
+	require.NoError(t, err)
+	require.True(t, pool.Alive(b.Spec.SandboxID))
 	require.NoError(t, syscall.Kill(sentryPID(t, b), syscall.SIGKILL))
 	o := b.Follow(t, r.ExecId, 0, 0)
 	require.Equal(t, "sandbox_lost", o.Reason)
+	require.Eventually(t, func() bool { return !pool.Alive(b.Spec.SandboxID) }, 20*time.Second, 5*time.Millisecond)
 	require.Equal(t, "ready\n", o.Stdout)
 	require.EqualValues(t, 137, o.ExitCode, "0 would read as success")
 	h, err := b.Hello(t.Context(), &toolboxv1.Hello{})

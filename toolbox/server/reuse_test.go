@@ -108,6 +108,35 @@ func TestAConnectionThatWasClosedMeanwhileIsReplaced(t *testing.T) {
 	require.EqualValues(t, 2, dials.Load())
 }
 
+// An open connection says that the sandbox lives; it closes with it, also in the middle of a call, and calls are answered still.
+func TestAliveIsWhatHelloWouldSay(t *testing.T) {
+	life, end := context.WithCancel(t.Context())
+	during := func() {}
+	f := serve(t, &handler{hello: func(ctx context.Context) (*toolboxv1.HelloReply, error) {
+		during()
+		return &toolboxv1.HelloReply{Alive: life.Err() == nil}, nil
+	}}, "", server.WithLife(life))
+	c, pool, dials := pooled(t, &f)
+	other, late, _ := pooled(t, &f)
+	require.False(t, pool.Alive("s1"), "nothing is known yet")
+	_, err := c.Hello(t.Context(), &toolboxv1.Hello{})
+	require.NoError(t, err)
+	require.True(t, pool.Alive("s1"))
+	require.False(t, pool.Alive("s2"))
+
+	during = end
+	_, err = other.Hello(t.Context(), &toolboxv1.Hello{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !pool.Alive("s1") && !late.Alive("s1") }, 20*time.Second, time.Millisecond)
+	for range 3 {
+		r, err := c.Hello(t.Context(), &toolboxv1.Hello{})
+		require.NoError(t, err)
+		require.False(t, r.Alive)
+	}
+	require.Greater(t, dials.Load(), int64(1))
+	require.Eventually(t, func() bool { return !pool.Alive("s1") }, 20*time.Second, time.Millisecond)
+}
+
 func TestAnIdleConnectionDoesNotHoldUpTheStop(t *testing.T) {
 	f := serve(t, &handler{hello: alive}, "", server.WithDrain(time.Hour))
 	c, _, _ := pooled(t, &f)

@@ -74,8 +74,13 @@ func WithRequestTimeout(d time.Duration) Option { return func(s *server) { s.req
 // WithDrain sets how long calls may go on once the context has ended.
 func WithDrain(d time.Duration) Option { return func(s *server) { s.drain = d } }
 
+// WithLife ends the connections that have no call when life does: an open one says that the sandbox lives. Later calls are
+// answered, each on a connection of its own.
+func WithLife(life context.Context) Option { return func(s *server) { s.life = life } }
+
 type server struct {
 	handler        Handler
+	life           context.Context
 	token          string
 	log            *slog.Logger
 	maxConns       int
@@ -92,7 +97,7 @@ type server struct {
 func Serve(ctx context.Context, l net.Listener, h Handler, opts ...Option) error {
 	s := &server{
 		handler: h, maxConns: MaxConns, requestTimeout: RequestTimeout, drain: Drain,
-		log: slog.New(slog.DiscardHandler),
+		log: slog.New(slog.DiscardHandler), life: context.Background(),
 	}
 	for _, o := range opts {
 		o(s)
@@ -212,8 +217,10 @@ func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 	s.reply(conn, s.call(ctx, &req))
 	conn.SetReadDeadline(time.Now().Add(IdleTimeout))
 	// Nobody waits for an idle connection when the server stops.
-	stop := context.AfterFunc(s.serving, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	for _, ctx := range []context.Context{s.serving, s.life} {
+		stop := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+		defer stop()
+	}
 	return <-next
 }
 

@@ -203,10 +203,12 @@ func (a *App) build(ctx context.Context) error {
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,
 		ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
-		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Sandboxes: a.sandboxes,
+		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
 	})
 	return nil
 }
+
+func (a *App) alive(sandbox string) bool { return a.toolboxes != nil && a.toolboxes.Alive(sandbox) }
 
 // sandboxes are those with a directory below StateDir.
 func (a *App) sandboxes(context.Context) ([]string, error) {

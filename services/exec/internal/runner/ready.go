@@ -13,7 +13,7 @@ import (
 const readyMost = 4096
 
 // readiness remembers which sandboxes were ready, so that a command for one costs no load. It is a hint: the toolbox is asked
-// each time, and a sandbox whose toolbox does not answer is loaded again.
+// each time, unless a connection to it says the same, and a sandbox whose toolbox does not answer is loaded again.
 type readiness struct {
 	log eventlog.Log
 

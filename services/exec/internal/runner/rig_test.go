@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -115,9 +116,11 @@ func (r *rig) service(change func(*Config)) *service {
 	require.NoError(r.t, err)
 	out, err := relay.New(r.t.Context(), js, topology.StreamOutput, relay.Options{Log: cfg.Log})
 	require.NoError(r.t, err)
+	toolboxes := client.NewPool(func(box string) func(context.Context) (net.Conn, error) { return client.KeeperDialer(r.state, box) })
+	r.t.Cleanup(toolboxes.Close)
 	run := New(r.t.Context(), cfg, Deps{
 		NC: nc, JS: js, Log: jslog.New(js), Relay: out, Key: r.key,
-		Toolbox:   func(box string) *client.Client { return client.New(client.KeeperDialer(r.state, box), "") },
+		Toolbox: toolboxes.Client, Alive: toolboxes.Alive,
 		Sandboxes: func(context.Context) ([]string, error) { return []string{r.box}, nil },
 	})
 	ctx, cancel := context.WithCancel(r.t.Context())

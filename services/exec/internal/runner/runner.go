@@ -99,6 +99,8 @@ type Deps struct {
 	Key *seal.Key
 	// Toolbox is the client of a sandbox's toolbox; it dials at each call.
 	Toolbox func(sandbox string) *client.Client
+	// Alive reports whether a sandbox lives for sure; where it does not know, the toolbox is asked. nil never knows.
+	Alive func(sandbox string) bool
 	// Sandboxes lists the sandboxes that have a toolbox on this worker.
 	Sandboxes func(ctx context.Context) ([]string, error)
 }
@@ -125,6 +127,9 @@ type Runner struct {
 // New makes a runner. Close it.
 func New(ctx context.Context, cfg Config, deps Deps) *Runner {
 	cfg = cfg.withDefaults()
+	if deps.Alive == nil {
+		deps.Alive = func(string) bool { return false }
+	}
 	r := &Runner{
 		cfg: cfg, deps: deps, log: cfg.Log, metrics: newMetrics(cfg.Registerer),
 		tracer: cfg.Tracer.Tracer("github.com/sandtrail/sandtrail/services/exec"), ready: newReadiness(deps.Log), runs: map[string]*run{}, perSandbox: map[string]int{},

@@ -35,7 +35,7 @@ var errNotAlive = errors.New("the sandbox has ended")
 // another worker.
 func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, error) {
 	if r.ready.worker(box) == r.cfg.Worker {
-		if err := r.hello(ctx, box.ID); err == nil {
+		if r.deps.Alive(box.ID) || r.hello(ctx, box.ID) == nil {
 			return true, nil
 		}
 		r.ready.forget(box)
