@@ -38,6 +38,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 	if err := u.order(ctx, subject.SandboxCommand(s.Tenant, id), cmd); err != nil {
 		return s, err
 	}
+	u.hints.forget(subject.Sandbox(s.Tenant, id))
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	_, err = outcome(wait, inbox.NextMsgWithContext)
 	cancel()

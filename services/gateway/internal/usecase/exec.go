@@ -34,7 +34,7 @@ type Watcher interface {
 // Exec runs a command and tells w of its output until its end, which it returns: ExecCompleted or ExecLost. When ctx ends
 // first, the command goes on for the grace time and is cancelled unless it is detached or somebody attached.
 func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, req *computev1.ExecCommandRequest, w Watcher) (envelope.Recorded, error) {
-	s, err := u.locate(ctx, p, req.GetSandboxId())
+	s, err := u.locateForExec(ctx, p, req.GetSandboxId())
 	if err != nil {
 		return envelope.Recorded{}, err
 	}

@@ -76,11 +76,17 @@ type UseCases struct {
 	tenantsMu sync.Mutex
 	// tenants are the aggregates of sandboxes by id, for callers who name no tenant.
 	tenants map[string]subject.Aggregate
+	hints   hints
 }
 
 // New puts the use cases together. base ends when the gateway stops.
 func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
-	return &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{}}
+	u := &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{}}
+	u.hints.ready = map[subject.Aggregate]hint{}
+	if err := u.hints.follow(base, nc); err != nil {
+		logger.WarnContext(base, "sandboxes are remembered as ready for some seconds after their end", "error", err)
+	}
+	return u
 }
 
 // locate finds the sandbox that the caller may see. One of another tenant is not found, like one that never was.
