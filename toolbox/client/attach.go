@@ -82,7 +82,7 @@ func (s *Stream) Next() (e *toolboxv1.AttachEvent, length int, err error) {
 // Read gives the bytes of the output that Next told of, io.EOF behind them. Its errors are those of Recv.
 func (s *Stream) Read(p []byte) (int, error) {
 	n, err := s.events.Read(p)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = failure(s.ctx, "attach", err)
 	}
 	return n, err
