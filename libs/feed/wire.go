@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,7 +37,12 @@ func (f *Feed) ask() error {
 	if err != nil {
 		return fmt.Errorf("ask for messages: %w", err)
 	}
-	if err := f.nc.PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body); err != nil {
+	err = f.nc.PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body)
+	if errors.Is(err, nats.ErrConnectionClosed) && !f.js.Conn().IsClosed() {
+		// The feed's own connection ends with each restart of a server, that of js does not: readers end for good with that only.
+		return fmt.Errorf("%w: the connection was lost", ErrGap)
+	}
+	if err != nil {
 		return fmt.Errorf("ask for messages: %w", err)
 	}
 	f.messages, f.bytes = r.Batch, r.MaxBytes

@@ -112,7 +112,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		stopped := session.Err() != nil
 		cancel()
 		switch {
-		case errors.Is(err, nats.ErrConnectionClosed):
+		case errors.Is(err, nats.ErrConnectionClosed) && r.js.Conn().IsClosed():
 			return fmt.Errorf("projection %s: %w", r.key(), err)
 		case stopped || err == nil:
 			continue
