@@ -151,7 +151,7 @@ func (q *queue) commit(s segment, joins bool) {
 // reused is from which size on buffers are kept for the next chunk, freeBuffers how many.
 const (
 	reused      = 16 << 10
-	freeBuffers = 3
+	freeBuffers = 2
 )
 
 // buffer gives an empty buffer for n bytes.
