@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -179,10 +180,8 @@ func (f *Feed) Close() {
 func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, error) {
 	var deadline time.Time
 	for {
-		var raw *nats.Msg
-		select {
-		case raw = <-f.arrived:
-		default:
+		raw := f.next()
+		if raw == nil {
 			if deadline.IsZero() {
 				now := time.Now()
 				deadline = now.Add(wait)
@@ -215,6 +214,23 @@ func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, err
 		}
 		f.got = true
 		return m.Message, true, nil
+	}
+}
+
+// next gives what has arrived, nil where nothing has. Before it gives up it lets others run: the client then reads many messages
+// while this one waits, where a blocked reader would be woken for each.
+func (f *Feed) next() *nats.Msg {
+	select {
+	case m := <-f.arrived:
+		return m
+	default:
+		runtime.Gosched()
+	}
+	select {
+	case m := <-f.arrived:
+		return m
+	default:
+		return nil
 	}
 }
 

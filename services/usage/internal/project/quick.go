@@ -192,10 +192,17 @@ func exitCode(code int32) *int32 {
 	return &rare
 }
 
+// digits are those of hexadecimal numbers.
+var digits = func() (all [256]bool) {
+	for _, c := range []byte("0123456789abcdefABCDEF") {
+		all[c] = true
+	}
+	return all
+}()
+
 func hexadecimal(s string) bool {
 	for i := range len(s) {
-		c := s[i]
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') && (c < 'A' || c > 'F') {
+		if !digits[s[i]] {
 			return false
 		}
 	}
