@@ -135,7 +135,11 @@ func (w *world) measured(point string, change ...func(*app.Config)) (*process, *
 	})
 	require.NoError(w.t, err)
 	w.hasten()
-	go func() { _ = a.Run(ctx) }()
+	go func() {
+		if err := a.Run(ctx); !p.dead.Load() {
+			w.t.Errorf("a process of lifecycle ended that nobody killed: %v", err)
+		}
+	}()
 	w.t.Cleanup(p.kill)
 	return p, reg
 }
