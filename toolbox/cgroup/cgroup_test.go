@@ -101,7 +101,7 @@ func sameWhenKept(t *testing.T, g, again *Group) {
 	require.LessOrEqual(t, kept.CPU, high.CPU)
 	require.Equal(t, high.MemoryPeak, g.Stats().MemoryPeak)
 	require.Equal(t, again.FileCache(), g.FileCache())
-	require.True(t, g.ResetPeak() == again.ResetPeak())
+	require.Equal(t, g.ResetPeak(), again.ResetPeak())
 	g.counters.close()
 	require.LessOrEqual(t, open(), before)
 }

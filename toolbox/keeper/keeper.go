@@ -158,8 +158,10 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 
 func (k *Keeper) listen() (net.Listener, error) {
 	uid, gid := k.box.owner()
-	f, err := files.Open(files.Options{Dir: k.box.workspace, MountPath: k.spec.MountPath, Own: true,
-		UID: uid, GID: gid})
+	f, err := files.Open(files.Options{
+		Dir: k.box.workspace, MountPath: k.spec.MountPath, Own: true,
+		UID: uid, GID: gid,
+	})
 	if err != nil {
 		return nil, err
 	}
