@@ -44,7 +44,7 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+	defer inbox.close()
 	cmd := &commandsv1.SandboxCommand{
 		CommandId: ids.Derive("create", id), TenantId: tenant, SandboxId: id, Actor: p.Actor,
 		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
@@ -53,7 +53,7 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 	if err := u.order(ctx, subject.SandboxCommand(tenant, id), cmd); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	return u.created(ctx, subject.Sandbox(tenant, id), inbox.NextMsgWithContext)
+	return u.created(ctx, subject.Sandbox(tenant, id), inbox.next)
 }
 
 // created waits for the outcome of a create and reads the sandbox from the log, where the answer stands even if the outcome

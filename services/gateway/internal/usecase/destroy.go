@@ -29,7 +29,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 	if err != nil {
 		return s, err
 	}
-	defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+	defer inbox.close()
 	cmd := &commandsv1.SandboxCommand{
 		CommandId: ids.New(), TenantId: s.Tenant, SandboxId: id, Actor: p.Actor, CorrelationId: telemetry.Correlation(ctx),
 		Time: now(), ReplyTo: inbox.Subject,
@@ -40,7 +40,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 	}
 	u.hints.forget(subject.Sandbox(s.Tenant, id))
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
-	_, err = outcome(wait, inbox.NextMsgWithContext)
+	_, err = outcome(wait, inbox.next)
 	cancel()
 	if err != nil {
 		return s, err

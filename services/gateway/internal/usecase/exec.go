@@ -107,13 +107,13 @@ func (u *UseCases) start(
 		Command: &commandsv1.ExecCommand_Start{Start: start},
 	}
 	if err := u.order(ctx, subject.ExecCommand(s.Worker, s.Tenant, s.ID, agg.ID), cmd); err != nil {
-		_ = inbox.Unsubscribe() // the connection is closing if this fails
+		inbox.close()
 		return nil, err
 	}
 	accepted := make(chan error, 1)
 	go func() {
-		defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
-		accepted <- u.accepted(ctx, agg, inbox.NextMsgWithContext)
+		defer inbox.close()
+		accepted <- u.accepted(ctx, agg, inbox.next)
 	}()
 	return accepted, nil
 }
@@ -297,7 +297,7 @@ func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subjec
 	if err != nil {
 		return err
 	}
-	defer inbox.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
+	defer inbox.close()
 	cmd := &commandsv1.ExecCommand{
 		CommandId: ids.New(), TenantId: agg.Tenant, SandboxId: agg.Sandbox, ExecId: agg.ID, Actor: p.Actor,
 		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
@@ -308,7 +308,7 @@ func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subjec
 	}
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	defer cancel()
-	_, err = outcome(wait, inbox.NextMsgWithContext)
+	_, err = outcome(wait, inbox.next)
 	return err
 }
 

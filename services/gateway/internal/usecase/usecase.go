@@ -240,7 +240,7 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 	return nil
 }
 
-// nextMsg is (*nats.Subscription).NextMsgWithContext.
+// nextMsg waits for an answer until ctx ends.
 type nextMsg func(context.Context) (*nats.Msg, error)
 
 // outcome waits for the answer to a command until ctx ends: the refusal, or nil. answered is false where none came, which says
@@ -260,12 +260,38 @@ func outcome(ctx context.Context, next nextMsg) (answered bool, err error) {
 	return true, nil
 }
 
-func (u *UseCases) inbox() (*nats.Subscription, error) {
-	sub, err := u.nc.SubscribeSync(u.nc.NewInbox())
+// inbox receives the answer to one command, of which the first counts. A subscription that is read in calls would set half a
+// megabyte aside for it.
+type inbox struct {
+	Subject string
+	sub     *nats.Subscription
+	answers chan *nats.Msg
+}
+
+func (u *UseCases) inbox() (*inbox, error) {
+	in := &inbox{Subject: u.nc.NewInbox(), answers: make(chan *nats.Msg, 1)}
+	var err error
+	in.sub, err = u.nc.Subscribe(in.Subject, func(m *nats.Msg) {
+		select {
+		case in.answers <- m:
+		default:
+		}
+	})
 	if err != nil {
 		return nil, unreachable(err)
 	}
-	return sub, nil
+	return in, nil
 }
+
+func (in *inbox) next(ctx context.Context) (*nats.Msg, error) {
+	select {
+	case m := <-in.answers:
+		return m, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (in *inbox) close() { _ = in.sub.Unsubscribe() } // the connection is closing if this fails
 
 func now() *timestamppb.Timestamp { return timestamppb.New(time.Now().UTC()) }
