@@ -22,6 +22,8 @@ const (
 	MinWindow = 1 << 20
 	// MaxMessages bounds what is read ahead, beside the window in bytes.
 	MaxMessages = 2048
+	// half of both is asked for at once, and again when that much has come, so that the server never waits for a reader that reads.
+	half = MaxMessages / 2
 
 	// expires is how long the server keeps a request for messages, beats how often it says so while none comes.
 	expires = 30 * time.Second
@@ -47,7 +49,7 @@ type Options struct {
 	Subjects []string
 	// From is the stream sequence to begin at, or the first one behind it that exists.
 	From uint64
-	// Window bounds what is read ahead, in bytes; at least MinWindow, and it must have room for the largest message.
+	// Window bounds what is read ahead, in bytes; at least MinWindow, and half of it must have room for the largest message.
 	Window int
 }
 
@@ -100,9 +102,8 @@ type Feed struct {
 	arrived  chan *nats.Msg
 	// status is that of the connection of js, lost that of an own one.
 	status, lost chan nats.Status
-	// messages and bytes are what the request that stands has left. One at a time: asking again takes a round trip, which is
-	// nothing beside thousands of messages, and the server's account of two cannot be followed from here.
-	messages, bytes int
+	// messages is how many have been asked for and have not come.
+	messages int
 	// delivered is the sequence of the last message among those of this consumer.
 	delivered uint64
 	// timer ends a wait. It is set once for many messages: armed says until when.
@@ -202,11 +203,8 @@ func (f *Feed) Next(ctx context.Context, wait time.Duration) (Message, bool, err
 			continue
 		}
 		f.messages--
-		f.bytes -= raw.Size() - len(raw.Subject) + len(m.Subject)
-		if f.messages == 0 || f.bytes == 0 {
-			if err := f.ask(); err != nil {
-				return Message{}, false, err
-			}
+		if err := f.ask(); err != nil {
+			return Message{}, false, err
 		}
 		f.delivered++
 		if m.delivered != f.delivered {

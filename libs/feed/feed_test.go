@@ -96,7 +96,7 @@ func TestGivesEveryMessageOnceInOrder(t *testing.T) {
 
 func TestTheWindowInBytesEndsARequestAndNotTheFeed(t *testing.T) {
 	n := natstest.Start(t)
-	// A window has room for eight of them at most.
+	// A request has room for four of them.
 	last := fill(t, n.JS, 50, 120<<10)
 	f := open(t, n.JS, feed.Options{Window: feed.MinWindow})
 	for seq := uint64(1); seq <= last; seq++ {
@@ -114,6 +114,17 @@ func TestBeginsWhereItIsToldAndGivesWhatItsSubjectsMatch(t *testing.T) {
 	// Behind the end it waits for what comes.
 	f = open(t, n.JS, feed.Options{From: last + 1})
 	require.Equal(t, last+1, func() uint64 { fill(t, n.JS, 1, 10); return next(t, f).Seq }())
+}
+
+func TestAMessageThatNoWindowHasRoomForEndsTheFeed(t *testing.T) {
+	n := natstest.Start(t)
+	require.NoError(t, n.JS.DeleteStream(t.Context(), topology.StreamEvents))
+	_, err := n.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: topology.StreamEvents, Subjects: []string{subject.Events}})
+	require.NoError(t, err)
+	fill(t, n.JS, 1, feed.MinWindow)
+	_, err = ended(t, open(t, n.JS, feed.Options{}))
+	require.ErrorIs(t, err, feed.ErrEnded)
+	require.ErrorContains(t, err, "larger than half of the window")
 }
 
 // ended reads until the feed ends and returns why, and the last sequence that it gave.

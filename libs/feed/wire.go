@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,6 +21,7 @@ const (
 	statusBeat     = "100"
 	statusTimeout  = "408"
 	statusConflict = "409"
+	tooLarge       = "Message Size Exceeds MaxBytes"
 )
 
 // request asks a consumer for messages.
@@ -30,46 +32,46 @@ type request struct {
 	Beats    time.Duration `json:"idle_heartbeat"`
 }
 
-// ask asks for a window.
+// ask asks for messages while less than half of the window is on its way.
 func (f *Feed) ask() error {
-	r := request{Expires: expires, Batch: MaxMessages, MaxBytes: f.o.Window, Beats: beats}
-	body, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("ask for messages: %w", err)
+	for f.messages <= half {
+		body, err := json.Marshal(request{Expires: expires, Batch: half, MaxBytes: f.o.Window / 2, Beats: beats})
+		if err != nil {
+			return fmt.Errorf("ask for messages: %w", err)
+		}
+		err = f.nc.PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body)
+		if errors.Is(err, nats.ErrConnectionClosed) && !f.js.Conn().IsClosed() {
+			// The feed's own connection ends with each restart of a server, that of js does not: readers end for good with that only.
+			return fmt.Errorf("%w: the connection was lost", ErrGap)
+		}
+		if err != nil {
+			return fmt.Errorf("ask for messages: %w", err)
+		}
+		f.messages += half
 	}
-	err = f.nc.PublishRequest(directget.API(f.js, "CONSUMER.MSG.NEXT."+f.o.Stream+"."+f.name), f.inbox, body)
-	if errors.Is(err, nats.ErrConnectionClosed) && !f.js.Conn().IsClosed() {
-		// The feed's own connection ends with each restart of a server, that of js does not: readers end for good with that only.
-		return fmt.Errorf("%w: the connection was lost", ErrGap)
-	}
-	if err != nil {
-		return fmt.Errorf("ask for messages: %w", err)
-	}
-	f.messages, f.bytes = r.Batch, r.MaxBytes
 	return nil
 }
 
-// said takes what the server says beside messages: a beat, or that the request is over.
+// said takes what the server says beside messages: a beat, or that a request is over and how many messages it has left.
 func (f *Feed) said(m *nats.Msg) error {
 	f.heard = time.Now()
 	h := Message{parsed: m.Header}
 	_, h.block, _ = headers(m)
 	head := h.Header()
-	status, rest := head.Get(headerStatus), head.Get(headerPendingMessages)
-	switch {
-	case status == statusBeat || rest == "0":
-		// A request that got all its messages is over already.
+	status, left := head.Get(headerStatus), head.Get(headerPendingMessages)
+	if status == statusBeat {
 		return nil
-	case status == statusTimeout:
-		return f.ask()
-	case status == statusConflict && rest != "":
-		// The next message does not fit into what the request has left.
-		if f.messages == MaxMessages {
-			return fmt.Errorf("%w: a message is larger than the window of %d bytes", ErrEnded, f.o.Window)
-		}
-		return f.ask()
 	}
-	return fmt.Errorf("%w: %s %s", ErrEnded, status, head.Get(headerDescription))
+	rest, err := strconv.Atoi(left)
+	if err != nil || (status != statusTimeout && status != statusConflict) {
+		return fmt.Errorf("%w: %s %s", ErrEnded, status, head.Get(headerDescription))
+	}
+	// The next message does not fit into what the request has left of its bytes: for one that has all of them it never will.
+	if head.Get(headerDescription) == tooLarge && rest == half {
+		return fmt.Errorf("%w: a message is larger than half of the window of %d bytes", ErrEnded, f.o.Window)
+	}
+	f.messages -= rest
+	return f.ask()
 }
 
 // numbered is a message with its sequence among those of the consumer.

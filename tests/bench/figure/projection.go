@@ -117,7 +117,7 @@ func projectRows(ctx context.Context, b *Bench, s *server, conn driver.Conn, add
 		if rows >= float64(n) {
 			break
 		}
-		if err := rest(run, 5*time.Millisecond); err != nil {
+		if err := rest(run, 10*time.Millisecond); err != nil {
 			return nil, fmt.Errorf("%.0f rows are there: %w", rows, err)
 		}
 	}

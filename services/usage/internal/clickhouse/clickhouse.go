@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	ch "github.com/ClickHouse/clickhouse-go/v2"
@@ -39,12 +40,26 @@ func Open(address string) (*Conn, error) {
 	}
 	if o.Compression == nil {
 		o.Compression = &ch.Compression{Method: ch.CompressionLZ4}
+		if near(o.Addr) {
+			o.Compression.Method = ch.CompressionNone
+		}
 	}
 	conn, err := ch.Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("open ClickHouse: %w", err)
 	}
 	return &Conn{conn: conn, options: o}, nil
+}
+
+// near reports whether all servers are on this host: compressing for them costs more than it saves.
+func near(addresses []string) bool {
+	for _, a := range addresses {
+		host, _, err := net.SplitHostPort(a)
+		if ip := net.ParseIP(host); err != nil || (host != "localhost" && (ip == nil || !ip.IsLoopback())) {
+			return false
+		}
+	}
+	return true
 }
 
 // Close closes the connection.
