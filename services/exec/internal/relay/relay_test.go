@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/semaphore"
 	"pgregory.net/rapid"
@@ -158,15 +159,25 @@ func (a *attached) event() (*toolboxv1.AttachEvent, error) {
 // stored reads all chunks of the exec and checks that numbers and offsets have no hole and no repeat.
 func stored(t testing.TB, js jetstream.JetStream) (map[uint32][]byte, int) {
 	t.Helper()
-	st, err := js.Stream(t.Context(), "OUT")
-	require.NoError(t, err)
-	info, err := st.Info(t.Context())
-	require.NoError(t, err)
+	var st jetstream.Stream
+	var info *jetstream.StreamInfo
+	// A cluster may have no leader for a moment.
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		var err error
+		st, err = js.Stream(t.Context(), "OUT")
+		require.NoError(c, err)
+		info, err = st.Info(t.Context())
+		require.NoError(c, err)
+	}, time.Minute, 10*time.Millisecond)
 	got, chunks := map[uint32][]byte{}, 0
 	for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
 		var m *jetstream.RawStreamMsg
 		// A replica may answer that has not caught up yet.
-		require.Eventually(t, func() bool { m, err = st.GetMsg(t.Context(), seq); return err == nil }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool {
+			var err error
+			m, err = st.GetMsg(t.Context(), seq)
+			return err == nil
+		}, time.Minute, time.Millisecond)
 		chunks++
 		require.Equal(t, strconv.Itoa(chunks), m.Header.Get(transcript.HeaderChunk))
 		s := uint32(Stdout)
