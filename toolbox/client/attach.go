@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
+	"sync/atomic"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
@@ -16,7 +18,10 @@ type Stream struct {
 	conn   net.Conn
 	events *wire.Events
 	stop   func() bool
-	ended  bool
+	// kept is where the connection goes behind the End.
+	kept    shelf
+	closing sync.Once
+	ended   atomic.Bool
 }
 
 // Attach asks for the output of an exec and does not wait for any: an unknown exec is the first Recv's error. When ctx ends
@@ -27,11 +32,17 @@ func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (_ *Stream, er
 		ctx, end = c.observe(ctx, "attach")
 		defer func() { end(err) }()
 	}
-	conn, err := c.open(ctx, "attach")
-	if err != nil {
-		return nil, err
+	conn := c.kept.take()
+	if conn != nil && !silent(conn) {
+		conn.Close()
+		conn = nil
 	}
-	s := &Stream{ctx: ctx, conn: conn, events: wire.NewEvents(conn)}
+	if conn == nil {
+		if conn, err = c.open(ctx, "attach"); err != nil {
+			return nil, err
+		}
+	}
+	s := &Stream{ctx: ctx, conn: conn, kept: c.kept, events: wire.NewEvents(conn)}
 	s.stop = context.AfterFunc(ctx, func() { conn.Close() })
 	req := &toolboxv1.Request{Token: c.token, Call: &toolboxv1.Request_Attach{Attach: r}}
 	// A write that failed may be a toolbox that refused and closed: its answer is then waiting for the first Recv.
@@ -59,7 +70,7 @@ func (s *Stream) Recv() (*toolboxv1.AttachEvent, error) {
 // Next is Recv without a copy: output comes without its bytes, of which length follow, to be had from Read before the next call.
 // What was not read is skipped then, and the event is valid until then.
 func (s *Stream) Next() (e *toolboxv1.AttachEvent, length int, err error) {
-	if s.ended {
+	if s.ended.Load() {
 		return nil, 0, io.EOF
 	}
 	res, n, err := s.events.Next()
@@ -75,7 +86,7 @@ func (s *Stream) Next() (e *toolboxv1.AttachEvent, length int, err error) {
 	if e.GetEvent() == nil {
 		return nil, 0, failure(s.ctx, "attach", errors.New("answer to another call"))
 	}
-	s.ended = e.GetEnd() != nil
+	s.ended.Store(e.GetEnd() != nil)
 	return e, n, nil
 }
 
@@ -90,6 +101,11 @@ func (s *Stream) Read(p []byte) (int, error) {
 
 // Close hangs up. It never fails and may be called more than once.
 func (s *Stream) Close() {
-	s.stop()
-	s.conn.Close()
+	s.closing.Do(func() {
+		// Behind the End the connection is free for another call, and nothing reads from it any more.
+		if s.stop() && s.ended.Load() && s.kept.give(s.conn) {
+			return
+		}
+		s.conn.Close()
+	})
 }

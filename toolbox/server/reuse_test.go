@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -42,11 +43,25 @@ func TestCallsShareAConnection(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.EqualValues(t, 1, dials.Load())
+	for range 20 {
+		s, err := c.Attach(t.Context(), &toolboxv1.Attach{})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		require.NoError(t, err)
+		s.Close()
+		s.Close()
+		_, err = s.Recv()
+		require.ErrorIs(t, err, io.EOF)
+		_, err = c.Hello(t.Context(), &toolboxv1.Hello{})
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 1, dials.Load(), "an Attach gives its connection back behind the End")
 	s, err := c.Attach(t.Context(), &toolboxv1.Attach{})
 	require.NoError(t, err)
-	_, err = s.Recv()
-	require.NoError(t, err)
 	s.Close()
+	_, err = c.Hello(t.Context(), &toolboxv1.Hello{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, dials.Load(), "one that was left before is closed")
 	pool.Close()
 	_, err = c.Hello(t.Context(), &toolboxv1.Hello{})
 	require.NoError(t, err, "a closed pool only keeps nothing")

@@ -174,7 +174,7 @@ func refuse(conn net.Conn) {
 }
 
 // serve answers one request after another, until the caller hangs up or says nothing for IdleTimeout, the server stops, or an
-// Attach has ended.
+// Attach has failed.
 func (s *server) serve(conn net.Conn) {
 	defer conn.Close()
 	// Ends reads and writes of a caller that neither sends nor takes when the server stops.
@@ -210,11 +210,13 @@ func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 		next <- err == nil
 	}()
 	if a := req.GetAttach(); a != nil {
-		// The end of the connection is also how a caller learns of output that stopped without an End.
-		s.attach(ctx, conn, a)
-		return false
+		if !s.attach(ctx, conn, a) {
+			// The end of the connection is how a caller learns of output that stopped without an End.
+			return false
+		}
+	} else {
+		s.reply(conn, s.call(ctx, &req))
 	}
-	s.reply(conn, s.call(ctx, &req))
 	conn.SetReadDeadline(time.Now().Add(IdleTimeout))
 	// Nobody waits for an idle connection when the server stops.
 	for _, ctx := range []context.Context{s.serving, s.life} {
@@ -256,16 +258,19 @@ func (s *server) reply(conn net.Conn, r *toolboxv1.Response) {
 	}
 }
 
-// attach sends the events of one Attach.
-func (s *server) attach(ctx context.Context, conn net.Conn, r *toolboxv1.Attach) {
+// attach sends the events of one Attach. True: up to its End.
+func (s *server) attach(ctx context.Context, conn net.Conn, r *toolboxv1.Attach) (ended bool) {
 	send := func(e *toolboxv1.AttachEvent) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return wire.WriteAttach(conn, e)
+		err := wire.WriteAttach(conn, e)
+		ended = err == nil && e.GetEnd() != nil
+		return err
 	}
 	err := s.guard(func() error { return s.handler.Attach(ctx, r, send) })
 	if err != nil && ctx.Err() == nil {
 		s.reply(conn, &toolboxv1.Response{Error: s.failure("Attach", err)})
 	}
+	return ended && err == nil
 }
