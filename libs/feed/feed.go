@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+	"unsafe"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -71,7 +72,9 @@ type Message struct {
 // Head reads what the headers say about an event.
 func (m Message) Head() envelope.Head {
 	if m.block != nil {
-		return envelope.ReadHead(string(m.block))
+		// Nobody writes to what the client has read, so the texts may share its memory: a copy would be a seventh of the garbage
+		// of an event, and the collector's work is a third of what events cost.
+		return envelope.ReadHead(unsafe.String(unsafe.SliceData(m.block), len(m.block)))
 	}
 	return envelope.HeadOf(m.parsed)
 }
