@@ -22,7 +22,10 @@ import (
 // Worker is the one whose consumers exist.
 const Worker = "w1"
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
+
+// attempt bounds one try at making the topology; what it made stays.
+const attempt = 10 * time.Second
 
 // Fixture is a running server, or cluster, that ends with its test.
 type Fixture struct {
@@ -170,15 +173,26 @@ func finish(t testing.TB, nc *nats.Conn, url string, to topology.Options, stop, 
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	// A new cluster has a leader some time before it can place streams.
-	require.Eventually(t, func() bool {
-		err = topology.Ensure(ctx, js, to)
-		return err == nil || ctx.Err() != nil
-	}, patience, 50*time.Millisecond, "ensure the topology")
-	require.NoError(t, err)
-	require.NoError(t, topology.EnsureWorker(ctx, js, Worker, to))
+	// A new cluster has a leader some time before it can place streams, and a request that it gets while it elects one may never
+	// be answered: each attempt has a time of its own.
+	ensure := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), attempt)
+		defer cancel()
+		if err := topology.Ensure(ctx, js, to); err != nil {
+			return err
+		}
+		return topology.EnsureWorker(ctx, js, Worker, to)
+	}
+	err = ensure()
+	for began := time.Now(); err != nil && time.Since(began) < patience; err = ensure() {
+		t.Logf("ensure the topology: %v", err)
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.Context().Done():
+			return nil
+		}
+	}
+	require.NoError(t, err, "ensure the topology")
 	f := &Fixture{NC: nc, JS: js, URL: url, Options: to, Stop: stop}
 	f.Resume = func() {
 		resume()
