@@ -141,7 +141,7 @@ func (r *recorder) require(t *testing.T) {
 	t.Logf("%d calls, %d appended, %d conflicts", len(r.all), done, conflicts)
 	require.NotZero(t, conflicts, "no contention, no test")
 	require.NotZero(t, done)
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(oneAfterTheOther, r.all, 20*time.Second))
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(oneAfterTheOther, r.all, 2*time.Minute))
 }
 
 func sandboxes(n int) []subject.Aggregate {
