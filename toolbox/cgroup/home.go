@@ -160,7 +160,7 @@ func onlyOurs(dir string) bool {
 			if pid == os.Getpid() {
 				return false
 			}
-			if pid = parent(pid); pid <= 1 {
+			if pid = Parent(pid); pid <= 1 {
 				break
 			}
 		}
@@ -168,7 +168,8 @@ func onlyOurs(dir string) bool {
 	})
 }
 
-func parent(pid int) int {
+// Parent is the parent of a process; 0 where the process is gone.
+func Parent(pid int) int {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	end := bytes.LastIndexByte(stat, ')')
 	if err != nil || end < 0 {

@@ -1,7 +1,6 @@
 package cgroup
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,7 +35,7 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	if len(tasks) == 0 {
 		return cmd.Start()
 	}
-	err := errors.New("no thread")
+	var err error
 	inThread(func() {
 		for _, file := range tasks {
 			// 0 is the thread that writes it.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 )
 
 // clocks adds up the CPU time of all processes below this one, by the kernel's clock of each. What a process used between the
@@ -60,7 +62,7 @@ func (c *clocks) below() ([]int, error) {
 	unknown := map[int]int{}
 	for _, pid := range all {
 		if !c.others[pid] && !ours[pid] {
-			unknown[pid] = parent(pid)
+			unknown[pid] = cgroup.Parent(pid)
 		}
 	}
 	// Children may have lower numbers than their parents.

@@ -1,10 +1,8 @@
 package keeper
 
 import (
-	"bytes"
 	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
@@ -171,18 +169,3 @@ func killDescendants(children interface{ Reap() }, within time.Duration) error {
 
 // descendants are the processes below this one.
 func descendants() ([]int, error) { return new(clocks).below() }
-
-// parent of a process; 0 where it is gone.
-func parent(pid int) int {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	end := bytes.LastIndexByte(stat, ')')
-	if err != nil || end < 0 {
-		return 0
-	}
-	fields := bytes.Fields(stat[end+1:])
-	if len(fields) < 2 {
-		return 0
-	}
-	up, _ := strconv.Atoi(string(fields[1]))
-	return up
-}

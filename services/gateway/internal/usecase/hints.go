@@ -72,13 +72,9 @@ func (h *hints) put(s sandbox.Sandbox) {
 
 // locateForExec is locate, by a hint where there is one.
 func (u *UseCases) locateForExec(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
-	agg := subject.Sandbox(p.Tenant, id)
-	if p.Development() {
-		found, err := u.anyTenant(ctx, id)
-		if err != nil {
-			return sandbox.Sandbox{}, err
-		}
-		agg = found
+	agg, err := u.aggregate(ctx, p, id)
+	if err != nil {
+		return sandbox.Sandbox{}, err
 	}
 	if s, ok := u.hints.get(agg); ok {
 		return s, nil

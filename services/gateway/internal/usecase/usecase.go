@@ -91,15 +91,19 @@ func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, s
 
 // locate finds the sandbox that the caller may see. One of another tenant is not found, like one that never was.
 func (u *UseCases) locate(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
-	agg := subject.Sandbox(p.Tenant, id)
-	if p.Development() {
-		found, err := u.anyTenant(ctx, id)
-		if err != nil {
-			return sandbox.Sandbox{}, err
-		}
-		agg = found
+	agg, err := u.aggregate(ctx, p, id)
+	if err != nil {
+		return sandbox.Sandbox{}, err
 	}
 	return u.load(ctx, agg)
+}
+
+// aggregate is that of the sandbox which the caller means by an id; it need not exist.
+func (u *UseCases) aggregate(ctx context.Context, p principal.Principal, id string) (subject.Aggregate, error) {
+	if p.Development() {
+		return u.anyTenant(ctx, id)
+	}
+	return subject.Sandbox(p.Tenant, id), nil
 }
 
 // tenantsMost bounds the sandboxes whose tenant is remembered; over it all are forgotten, which costs one search each.
