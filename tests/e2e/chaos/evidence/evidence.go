@@ -1,0 +1,182 @@
+// Package evidence holds what a run left behind: the log, the recorded output, the buckets, the hosts, the rows of usage, the
+// files that the programs wrote. It is plain data that can be saved and judged again, and a collector for each source.
+package evidence
+
+import (
+	"time"
+
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
+)
+
+// Evidence is what was collected of one run. What was not collected is nil and is not judged; what was collected and is empty
+// is an empty, non-nil slice or map.
+type Evidence struct {
+	// Taken is when the log was read.
+	Taken time.Time `json:"taken"`
+	// Events are all of stream EVT, in order.
+	Events []Event `json:"-"`
+	// Transcripts are all of stream OUT, by exec.
+	Transcripts []Transcript `json:"-"`
+	// Buckets by name, each with its present entries by key.
+	Buckets map[string]map[string]Value `json:"-"`
+	// Pending are the commands that wait in CMD, Dead the letters in DLQ: their subjects.
+	Pending []Message `json:"pending"`
+	Dead    []Message `json:"dead"`
+	Hosts   []Host    `json:"-"`
+	// Execs and Sandboxes are the rows of agents.usage_events and agents.sandbox_usage.
+	Execs     []Row `json:"-"`
+	Sandboxes []Row `json:"-"`
+	Witnesses []Witness `json:"-"`
+	// Appends are histories of appends with an expected sequence, see libs/eventlog/linear.
+	Appends []AppendHistory `json:"-"`
+	Samples []Sample        `json:"-"`
+	// Settled is how the collector waited for log and hosts to agree; nil where it did not.
+	Settled *Settling `json:"settled"`
+	// Limits that were in force.
+	Limits Limits `json:"limits"`
+}
+
+// Event is a message of stream EVT as it stands there.
+type Event struct {
+	Seq     uint64              `json:"seq"`
+	Subject string              `json:"subject"`
+	Header  map[string][]string `json:"header"`
+	Data    []byte              `json:"data"`
+	// Stored is when the server took it.
+	Stored time.Time `json:"stored"`
+}
+
+// Transcript is the recorded output of an exec. A chunk that was stored twice is there twice.
+type Transcript struct {
+	Tenant  string          `json:"tenant"`
+	Sandbox string          `json:"sandbox"`
+	Exec    string          `json:"exec"`
+	Chunks  []journal.Piece `json:"chunks"`
+}
+
+// Value is an entry of a bucket.
+type Value struct {
+	Revision uint64    `json:"revision"`
+	Created  time.Time `json:"created"`
+	Data     []byte    `json:"data"`
+}
+
+// Message is one that stands in CMD or DLQ.
+type Message struct {
+	Seq     uint64              `json:"seq"`
+	Subject string              `json:"subject"`
+	Header  map[string][]string `json:"header,omitempty"`
+}
+
+// Host is what was found on a worker's host that carries a sandbox's name or lies in the worker's state directory.
+type Host struct {
+	Worker   string     `json:"worker"`
+	StateDir string     `json:"state_dir"`
+	Taken    time.Time  `json:"taken"`
+	Found    []Resource `json:"found"`
+}
+
+// Kind of a resource.
+type Kind string
+
+// Kinds.
+const (
+	Process   Kind = "process"
+	Mount     Kind = "mount"
+	Loop      Kind = "loop"
+	Cgroup    Kind = "cgroup"
+	Netns     Kind = "netns"
+	Socket    Kind = "socket"
+	Directory Kind = "directory"
+	File      Kind = "file"
+	// Workspace is the image or directory of a workspace: kept until its delete-after.
+	Workspace Kind = "workspace"
+)
+
+// Roles of processes.
+const (
+	RoleKeeper = "keeper"
+	RoleSentry = "sentry"
+	// RoleGuest is any other process in a sandbox's cgroup or below its keeper.
+	RoleGuest = "guest"
+	// RoleService is one of Sandtrail's services, or what it started for itself.
+	RoleService = "service"
+)
+
+// Resource is one thing on a host.
+type Resource struct {
+	Kind Kind `json:"kind"`
+	// Name is its path, device, or the process's command line.
+	Name string `json:"name"`
+	// Sandbox that it belongs to by its name; empty where none can be told.
+	Sandbox string `json:"sandbox,omitempty"`
+	// PID, Role and Zombie of a process; PID also of the one that holds a mount or namespace.
+	PID    int    `json:"pid,omitempty"`
+	Role   string `json:"role,omitempty"`
+	Zombie bool   `json:"zombie,omitempty"`
+	// Detail is for people.
+	Detail string `json:"detail,omitempty"`
+}
+
+// Row is a row of a view of usage, its columns by name as ClickHouse gives them in JSON, 64-bit numbers as numbers.
+type Row map[string]any
+
+// Witness is the witness file of one sandbox: how often each token stands in it.
+type Witness struct {
+	Sandbox string         `json:"sandbox"`
+	Starts  map[string]int `json:"starts"`
+}
+
+// AppendHistory is one history of appends.
+type AppendHistory struct {
+	// Log is what it was made on: R1, R3.
+	Log string `json:"log"`
+	// Calls are judged together.
+	Calls []Append `json:"calls"`
+}
+
+// Append is one append of one event behind another, or one load.
+type Append struct {
+	Client    int    `json:"client"`
+	Aggregate string `json:"aggregate"`
+	// After is the id of the event that it was to stand behind, ID its own. Both empty: a load, which gave Events.
+	After  string   `json:"after,omitempty"`
+	ID     string   `json:"id,omitempty"`
+	Events []string `json:"events,omitempty"`
+	Began  int64    `json:"began"`
+	Ended  int64    `json:"ended"`
+	// Done: it was acknowledged. Neither Done nor Unknown: it was refused because of what it expected.
+	Done    bool `json:"done,omitempty"`
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+// Sample is what one worker's host held at a moment.
+type Sample struct {
+	At     time.Time `json:"at"`
+	Worker string    `json:"worker"`
+	// Sentries that ran, by sandbox.
+	Sandboxes []string `json:"sandboxes"`
+}
+
+// Settling is a wait until log and hosts agreed.
+type Settling struct {
+	// Took from the first look to the one at which they agreed, or to the end of the wait.
+	Took time.Duration `json:"took"`
+	// Agreed is false where the wait ended first.
+	Agreed bool `json:"agreed"`
+	// Open says what did not agree at the last look, by sandbox.
+	Open map[string]string `json:"open,omitempty"`
+}
+
+// Limits in force; 0 and absent: none.
+type Limits struct {
+	// Sandboxes at once by worker.
+	Sandboxes map[string]int `json:"sandboxes,omitempty"`
+	// PerTenant is sandboxes at once of a tenant.
+	PerTenant int `json:"per_tenant,omitempty"`
+	// CPUMillis and MemoryBytes of a worker's host: the most that one sandbox may have.
+	CPUMillis   map[string]uint64 `json:"cpu_millis,omitempty"`
+	MemoryBytes map[string]uint64 `json:"memory_bytes,omitempty"`
+	// Settle is how long log and hosts may disagree: 30 s.
+	Settle time.Duration `json:"settle,omitempty"`
+}
