@@ -24,8 +24,8 @@ type Evidence struct {
 	Dead    []Message `json:"dead"`
 	Hosts   []Host    `json:"-"`
 	// Execs and Sandboxes are the rows of agents.usage_events and agents.sandbox_usage.
-	Execs     []Row `json:"-"`
-	Sandboxes []Row `json:"-"`
+	Execs     []Row     `json:"-"`
+	Sandboxes []Row     `json:"-"`
 	Witnesses []Witness `json:"-"`
 	// Appends are histories of appends with an expected sequence, see libs/eventlog/linear.
 	Appends []AppendHistory `json:"-"`
