@@ -265,7 +265,7 @@ func letter(m *jetstream.RawStreamMsg) Letter {
 }
 
 func missing(id uint64) error {
-	return fault.Newf(fault.NotFound, "dead_letter_not_found", "there is no dead letter %d", id)
+	return fault.Newf(fault.NotFound, fault.ReasonDeadLetterNotFound, "there is no dead letter %d", id)
 }
 
 func unavailable(what string, err error) error {

@@ -69,6 +69,7 @@ const (
 	ReasonToolboxUnavailable Reason = "toolbox_unavailable"
 	ReasonTimeout            Reason = "timeout"
 	ReasonCancelled          Reason = "cancelled"
+	ReasonDeadLetterNotFound Reason = "dead_letter_not_found"
 	ReasonUnknownEvent       Reason = "unknown_event"
 	ReasonIllegalState       Reason = "illegal_state"
 	ReasonInternal           Reason = "internal"

@@ -1,0 +1,138 @@
+package fault
+
+import (
+	"slices"
+
+	"google.golang.org/grpc/codes"
+)
+
+// Retry says whether the same call may succeed later.
+type Retry string
+
+const (
+	// RetryNever: the same call fails again until something else was changed.
+	RetryNever Retry = "no"
+	// RetryLater: wait as long as retry_after_seconds says, or a moment where it says nothing.
+	RetryLater Retry = "yes"
+	// RetryKeyed: whether it happened is open, so only with the same idempotency key.
+	RetryKeyed Retry = "with the same idempotency key"
+	// RetryDepends: where retry_after_seconds is set.
+	RetryDepends Retry = "where `retry_after_seconds` is set"
+)
+
+// Entry is what a caller has to know of a reason. Texts are Markdown.
+type Entry struct {
+	Reason Reason
+	// Codes that it comes with, the commonest first.
+	Codes []Code
+	Retry Retry
+	// Means completes "the call failed because …"; Do is what helps.
+	Means, Do string
+}
+
+// GRPC are the gRPC codes that the reason comes with, in the order of Codes.
+func (e Entry) GRPC() []codes.Code {
+	var all []codes.Code
+	for _, c := range e.Codes {
+		if g := grpcCode(New(c, e.Reason, "")); !slices.Contains(all, g) {
+			all = append(all, g)
+		}
+	}
+	return all
+}
+
+// Catalog has every reason once, in the order in which callers look for them: the request, the caller, things that are named,
+// what happened to them, the host, the log.
+func Catalog() []Entry { return slices.Clone(catalog) }
+
+var catalog = []Entry{
+	{ReasonValidation, []Code{InvalidArgument, FailedPrecondition}, RetryNever,
+		"the request breaks a rule, or cannot be read at all; `fields` says what and where (failed_precondition: the configuration of a service does)", "correct it"},
+	{ReasonTooLarge, []Code{InvalidArgument, ResourceExhausted, FailedPrecondition}, RetryNever,
+		"it is over a size that the message names", "send less, or in parts"},
+	{ReasonKeyMissing, []Code{Unauthorized}, RetryNever,
+		"there is no credential", "send `authorization: ApiKey KEY`"},
+	{ReasonKeyInvalid, []Code{Unauthorized}, RetryNever,
+		"the credential is not known, or its time is over", "send `authorization: ApiKey KEY` with a valid key"},
+	{ReasonTenantMismatch, []Code{PermissionDenied}, RetryNever,
+		"`tenant_id` is not the credential's tenant", "leave it out"},
+	{ReasonIdempotency, []Code{Conflict}, RetryNever,
+		"the idempotency key was used with another request", "use a new key"},
+
+	{ReasonSandboxNotFound, []Code{NotFound}, RetryNever,
+		"there is no such sandbox, or it is another tenant's", "check the id"},
+	{ReasonExecNotFound, []Code{NotFound}, RetryNever,
+		"there is no such exec, or it is another tenant's", "check the id"},
+	{ReasonExecExists, []Code{Conflict}, RetryNever,
+		"the exec's id was used for another command", "use another id"},
+	{ReasonSandboxFailed, []Code{FailedPrecondition}, RetryNever,
+		"the sandbox did not start, or ended by itself; the message says why", "create another one"},
+	{ReasonSandboxDestroyed, []Code{FailedPrecondition}, RetryNever,
+		"somebody asked for the sandbox's end", "create another one"},
+	{ReasonSandboxExpired, []Code{FailedPrecondition}, RetryNever,
+		"the sandbox's time was over", "create another one, with a longer `max_runtime`"},
+	{ReasonSandboxLost, []Code{FailedPrecondition, Unavailable}, RetryNever,
+		"the sandbox is no longer there and nobody ended it", "create another one; look at the worker"},
+	{ReasonIllegalState, []Code{FailedPrecondition, Conflict}, RetryNever,
+		"that cannot be done in this state", "ask for the state"},
+
+	{ReasonNoWorker, []Code{Unavailable, ResourceExhausted}, RetryLater,
+		"no worker reports, none has room, or none has taken the create yet", "try again; look at the workers"},
+	{ReasonQuota, []Code{ResourceExhausted}, RetryNever,
+		"a limit of the tenant, the worker or the sandbox is reached; the message names it", "end something, or raise it"},
+	{ReasonImageNotFound, []Code{NotFound}, RetryNever,
+		"the registry does not have the image", "check the reference"},
+	{ReasonImageInvalid, []Code{FailedPrecondition, InvalidArgument}, RetryNever,
+		"the reference is none, or what the registry gave is no image that can run here; the message says why", "use another image"},
+	{ReasonImagePullFailed, []Code{Unavailable, FailedPrecondition}, RetryDepends,
+		"the registry did not answer properly, or refuses access", "try again, or make the image public"},
+	{ReasonRuntimeFailed, []Code{Internal, FailedPrecondition}, RetryNever,
+		"the worker could not start the sandbox", "run `sandtrail doctor` on the worker"},
+	{ReasonStartDeadline, []Code{DeadlineExceeded}, RetryLater,
+		"the sandbox did not become ready in time", "try again"},
+
+	{ReasonTooManyExecs, []Code{ResourceExhausted}, RetryLater,
+		"too many commands run at once in the sandbox or on the worker", "try again"},
+	{ReasonStartFailed, []Code{InvalidArgument, FailedPrecondition}, RetryNever,
+		"the command could not be started; the message says why", "correct it"},
+	{ReasonCommandNotFound, []Code{NotFound}, RetryNever,
+		"there is no such program: the exec has exit code 127", "check the command"},
+	{ReasonNotExecutable, []Code{PermissionDenied}, RetryNever,
+		"the file is no program: the exec has exit code 126", "check the command"},
+	{ReasonExecLost, []Code{Lost}, RetryNever,
+		"the outcome cannot be known; the command may have run", "read the receipt; do not simply run it again"},
+	{ReasonCursorExpired, []Code{FailedPrecondition}, RetryNever,
+		"what the cursor points to is no longer kept; the message has the oldest position", "go on from there"},
+
+	{ReasonPathEscapes, []Code{PermissionDenied}, RetryNever,
+		"the path leaves the workspace, also through a link", "stay inside"},
+	{ReasonPathNotFound, []Code{NotFound}, RetryNever,
+		"nothing is at the path", "check the path"},
+	{ReasonPathNotFile, []Code{FailedPrecondition, PermissionDenied}, RetryNever,
+		"what is at the path is no regular file, or may not be opened", "check the path"},
+	{ReasonPathNotDirectory, []Code{FailedPrecondition}, RetryNever,
+		"what is at the path, or on the way to it, is no directory", "check the path"},
+	{ReasonDiskFull, []Code{ResourceExhausted}, RetryNever,
+		"the workspace or the host's disk is full", "make room"},
+
+	{ReasonConflict, []Code{Conflict, Unavailable, FailedPrecondition}, RetryLater,
+		"somebody else changed, or changes, the same thing", "try again"},
+	{ReasonLogUnavailable, []Code{Unavailable}, RetryKeyed,
+		"the log cannot be reached; whether a mutation happened is open", "repeat it with the same idempotency key"},
+	{ReasonLogFull, []Code{ResourceExhausted}, RetryNever,
+		"the log refuses for lack of room; nothing was accepted", "tell the operator"},
+	{ReasonWorkerUnavailable, []Code{Unavailable, FailedPrecondition}, RetryLater,
+		"the sandbox's worker, or the usage service, does not answer", "try again; the receipt tells what became of an exec"},
+	{ReasonToolboxUnavailable, []Code{Unavailable}, RetryLater,
+		"the sandbox's keeper does not answer: the sandbox is starting, or on its way out", "try again; the receipt tells what became of an exec"},
+	{ReasonTimeout, []Code{DeadlineExceeded, Unavailable}, RetryKeyed,
+		"the call's own time was over, or what it waits for took too long", "ask for the state"},
+	{ReasonCancelled, []Code{Cancelled}, RetryKeyed,
+		"the caller went away", "ask for the state"},
+	{ReasonDeadLetterNotFound, []Code{NotFound}, RetryNever,
+		"there is no such dead letter", "list them"},
+	{ReasonUnknownEvent, []Code{Internal}, RetryNever,
+		"the log holds an event that is newer than this program", "upgrade"},
+	{ReasonInternal, []Code{Internal, Unavailable}, RetryDepends,
+		"something went wrong on our side", "report it with the correlation id"},
+}
