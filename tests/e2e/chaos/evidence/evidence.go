@@ -5,6 +5,7 @@ package evidence
 import (
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/eventlog/linear"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 )
 
@@ -132,22 +133,7 @@ type AppendHistory struct {
 	// Log is what it was made on: R1, R3.
 	Log string `json:"log"`
 	// Calls are judged together.
-	Calls []Append `json:"calls"`
-}
-
-// Append is one append of one event behind another, or one load.
-type Append struct {
-	Client    int    `json:"client"`
-	Aggregate string `json:"aggregate"`
-	// After is the id of the event that it was to stand behind, ID its own. Both empty: a load, which gave Events.
-	After  string   `json:"after,omitempty"`
-	ID     string   `json:"id,omitempty"`
-	Events []string `json:"events,omitempty"`
-	Began  int64    `json:"began"`
-	Ended  int64    `json:"ended"`
-	// Done: it was acknowledged. Neither Done nor Unknown: it was refused because of what it expected.
-	Done    bool `json:"done,omitempty"`
-	Unknown bool `json:"unknown,omitempty"`
+	Calls []linear.Call `json:"calls"`
 }
 
 // Sample is what one worker's host held at a moment.
