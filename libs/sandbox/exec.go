@@ -86,6 +86,15 @@ func FoldExec(h eventlog.History) (Exec, error) {
 	return x, nil
 }
 
+// ShowExec is Show for execs.
+func ShowExec(h eventlog.History) (Exec, error) {
+	x, err := FoldExec(eventlog.History{Aggregate: h.Aggregate, Events: known(h.Events)})
+	if tail := h.Tail(); err == nil {
+		x.LastSeq, x.Digest = tail.Seq, tail.Digest
+	}
+	return x, err
+}
+
 // Evolve is the state behind e, with the faults of Sandbox.Evolve.
 func (x Exec) Evolve(e envelope.Recorded) (Exec, error) {
 	next := x

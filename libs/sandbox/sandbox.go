@@ -9,6 +9,7 @@
 package sandbox
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -115,6 +116,20 @@ func Fold(h eventlog.History) (Sandbox, error) {
 		s = next
 	}
 	return s, nil
+}
+
+// Show is Fold for who shows and decides nothing: events of types that this version does not know are left out. Sequence and digest
+// are those of the history's end all the same.
+func Show(h eventlog.History) (Sandbox, error) {
+	s, err := Fold(eventlog.History{Aggregate: h.Aggregate, Events: known(h.Events)})
+	if tail := h.Tail(); err == nil {
+		s.Seq, s.Digest = tail.Seq, tail.Digest
+	}
+	return s, err
+}
+
+func known(events []envelope.Recorded) []envelope.Recorded {
+	return slices.DeleteFunc(slices.Clone(events), func(e envelope.Recorded) bool { return e.Body == nil })
 }
 
 // CommandMeta is what all events of one decision have in common.

@@ -77,8 +77,9 @@ func (p *Projection) evolve(ctx context.Context, agg subject.Aggregate, e envelo
 	if err != nil {
 		return x, err
 	}
-	// Up to e at least; what stands behind it already comes again and changes nothing.
-	if x, err = sandbox.FoldExec(h); err == nil {
+	// Up to e at least; what stands behind it already comes again and changes nothing. An event of a later version is left out: a
+	// receipt shows, it does not decide, and one that waited for a newer program would hold up all others.
+	if x, err = sandbox.ShowExec(h); err == nil {
 		p.keep(agg, x)
 	}
 	return x, err

@@ -60,3 +60,29 @@ func TestReceiptFollowsTheLogWhateverTheOrder(t *testing.T) {
 	require.NoError(t, New(log, kv).Apply(t.Context(), events[2]))
 	require.True(t, proto.Equal(whole.View(), view()))
 }
+
+func TestAnEventOfALaterVersionHoldsNoReceiptUp(t *testing.T) {
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketExec)
+	require.NoError(t, err)
+	agg := subject.Exec("acme", ids.New(), ids.New())
+	events := sandbox.Events(sandbox.CommandMeta{ID: ids.New(), Tenant: "acme", Time: time.Now()},
+		&eventsv1.ExecStarted{SandboxId: agg.Sandbox, ExecId: agg.ID, Worker: "w1"},
+		&eventsv1.ExecLost{}, // stands for what is not known yet
+		&eventsv1.ExecCompleted{ExitCode: 3, Reason: "exited"},
+	)
+	events[1].Type = "sandtrail.events.v1.OfAVersionToCome"
+	_, err = log.Append(t.Context(), agg, eventlog.Tail{}, events...)
+	require.NoError(t, err)
+	h, err := log.Load(t.Context(), agg)
+	require.NoError(t, err)
+	require.NoError(t, New(log, kv).Apply(t.Context(), h.Events[2]))
+	e, err := kv.Get(t.Context(), Key(agg))
+	require.NoError(t, err)
+	v := &commandsv1.ExecView{}
+	require.NoError(t, proto.Unmarshal(e.Value(), v))
+	require.Equal(t, int32(3), v.GetCompleted().GetExitCode())
+	require.Equal(t, h.Tail().Seq, v.GetLastSequence())
+	require.Equal(t, h.Tail().Digest, v.GetDigest())
+}

@@ -52,7 +52,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 
 // Describe returns a sandbox as the log has it now; for a live one its usage is asked of its worker.
 func (u *UseCases) Describe(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
-	s, err := u.locate(ctx, p, id)
+	s, err := u.show(ctx, p, id)
 	if err != nil || s.State != sandbox.Ready {
 		return s, err
 	}

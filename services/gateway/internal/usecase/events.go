@@ -80,7 +80,7 @@ func (u *UseCases) eventsFilter(ctx context.Context, p principal.Principal, tena
 		tenant = owner
 	}
 	if sandboxID != "" {
-		s, err := u.locate(ctx, p, sandboxID)
+		s, err := u.show(ctx, p, sandboxID)
 		if err != nil {
 			return "", err
 		}

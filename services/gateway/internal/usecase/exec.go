@@ -317,6 +317,7 @@ func (u *UseCases) Receipt(ctx context.Context, p principal.Principal, sandboxID
 	return u.exec(ctx, p, sandboxID, execID)
 }
 
+// exec is for showing, attaching and finding: what decides about it folds its history again.
 func (u *UseCases) exec(ctx context.Context, p principal.Principal, sandboxID, execID string) (sandbox.Exec, error) {
 	agg, err := u.locateExec(ctx, p, sandboxID, execID)
 	if err != nil {
@@ -329,7 +330,7 @@ func (u *UseCases) exec(ctx context.Context, p principal.Principal, sandboxID, e
 	if len(h.Events) == 0 {
 		return sandbox.Exec{}, fault.Newf(fault.NotFound, fault.ReasonExecNotFound, "there is no exec %s", execID)
 	}
-	return sandbox.FoldExec(h)
+	return sandbox.ShowExec(h)
 }
 
 // locateExec names the aggregate of an exec that the caller may see. Without a sandbox id it is searched for.

@@ -134,6 +134,19 @@ func (u *UseCases) anyTenant(ctx context.Context, id string) (subject.Aggregate,
 }
 
 func (u *UseCases) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
+	return u.folded(ctx, agg, sandbox.Fold)
+}
+
+// show is locate for who only looks: an event of a later version does not hide a sandbox.
+func (u *UseCases) show(ctx context.Context, p principal.Principal, id string) (sandbox.Sandbox, error) {
+	agg, err := u.aggregate(ctx, p, id)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return u.folded(ctx, agg, sandbox.Show)
+}
+
+func (u *UseCases) folded(ctx context.Context, agg subject.Aggregate, fold func(eventlog.History) (sandbox.Sandbox, error)) (sandbox.Sandbox, error) {
 	h, err := u.log.Load(ctx, agg)
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -141,7 +154,7 @@ func (u *UseCases) load(ctx context.Context, agg subject.Aggregate) (sandbox.San
 	if len(h.Events) == 0 {
 		return sandbox.Sandbox{}, notFound(agg.ID)
 	}
-	return sandbox.Fold(h)
+	return fold(h)
 }
 
 func notFound(id string) error {
