@@ -29,12 +29,13 @@ up: build ## Set up what is missing and serve on localhost:50051
 quickstart: build ## Run the quickstart against a running `make up`, showing each step and answer
 	@scripts/quickstart.sh
 
-# tests/e2e compares the whole host before and after, so nothing else runs beside it.
+# tests/e2e compares the whole host before and after, so nothing else runs beside it. tests/e2e/upgrade builds and runs the version
+# before this one.
 .PHONY: test
 test: ## Get what the tests need and run every one
 	@scripts/host-packages.sh
-	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v '/tests/e2e$$')
-	$(GO) test -timeout $(TIMEOUT) ./tests/e2e
+	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$')
+	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade
 
 .PHONY: test-short
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built

@@ -25,7 +25,12 @@ type Extra map[string][]string
 // Processes starts one NATS server and each service as its own process.
 func Processes(t *testing.T, extra ...Extra) *Stack {
 	t.Helper()
-	bin := Bin(t)
+	return ProcessesOf(t, Bin(t), extra...)
+}
+
+// ProcessesOf is Processes with the binaries in a directory; what they share on disk is prepared by those of this tree.
+func ProcessesOf(t *testing.T, bin string, extra ...Extra) *Stack {
+	t.Helper()
 	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
 	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
 	require.NoError(t, err)
@@ -35,14 +40,14 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 	s.ClickHouse = "http://" + click
 	s.connect() // closed after the cleanup below has destroyed what is left
 	key := filepath.Join(s.State, "seal.key")
-	prepare := exec.Command(filepath.Join(bin, "sandtrail"), "up", "--prepare-only", "--state", s.State)
+	prepare := exec.Command(filepath.Join(Bin(t), "sandtrail"), "up", "--prepare-only", "--state", s.State)
 	out, err := prepare.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	_, clickPort, err := net.SplitHostPort(click)
 	require.NoError(t, err)
 	flags := map[string][]string{
 		"gateway":   {"--grpc", s.GRPC, "--http", s.HTTP, "--seal-key-file", key},
-		"lifecycle": {"--state", s.State, "--seal-key-file", key, "--toolbox", filepath.Join(bin, "toolbox")},
+		"lifecycle": {"--state", s.State, "--seal-key-file", key},
 		"exec":      {"--state", s.State, "--seal-key-file", key},
 		"usage":     {"--dir", filepath.Join(s.State, "clickhouse"), "--clickhouse-port=-1", "--clickhouse-http-port", clickPort},
 		"gc":        {},
@@ -52,7 +57,7 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 		for _, e := range extra {
 			args = append(args, e[name]...)
 		}
-		s.spawn(name, filepath.Join(bin, "sandtrail-"+name), args...)
+		s.spawn(name, program(bin, name), args...)
 	}
 	t.Cleanup(func() {
 		s.destroyAll()
@@ -71,6 +76,24 @@ func (s *Stack) Respawn(name string, flags ...string) {
 	old := s.procs[name]
 	<-old.done
 	s.spawn(name, old.cmd.Path, append(slices.Clone(old.args), flags...)...)
+	s.answers(name)
+}
+
+// Swap ends a service as a deployment does and starts the one of another directory of binaries with its flags; lifecycle takes
+// the toolbox beside it for the keepers that it starts from now on. It returns once its listeners answer.
+func (s *Stack) Swap(name, bin string) {
+	s.t.Helper()
+	args := s.procs[name].args
+	s.Interrupt(name)
+	s.spawn(name, program(bin, name), args...)
+	s.answers(name)
+}
+
+func program(bin, service string) string { return filepath.Join(bin, "sandtrail-"+service) }
+
+// answers waits for the listeners of a service.
+func (s *Stack) answers(name string) {
+	s.t.Helper()
 	switch name {
 	case "gateway":
 		s.wait(name, func() error { return isReady(s.HTTP) })

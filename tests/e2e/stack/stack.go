@@ -42,7 +42,9 @@ type Stack struct {
 
 	t     *testing.T
 	procs map[string]*process
-	start func()
+	// start starts the `up` of a directory of binaries; bin is where it was taken from last.
+	start func(bin string)
+	bin   string
 }
 
 type process struct {
@@ -100,9 +102,14 @@ func Bin(t testing.TB) string {
 // Up starts `sandtrail up` on a fresh state directory.
 func Up(t *testing.T, flags ...string) *Stack {
 	t.Helper()
-	bin := Bin(t)
+	return UpOf(t, Bin(t), flags...)
+}
+
+// UpOf is Up with the binaries in a directory.
+func UpOf(t *testing.T, bin string, flags ...string) *Stack {
+	t.Helper()
 	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
-	s.start = func() {
+	s.start = func(bin string) {
 		args := append([]string{
 			"up", "--state", s.State, "--grpc", or(s.GRPC, "127.0.0.1:0"), "--http", or(s.HTTP, "127.0.0.1:0"), "--nats", or(strings.TrimPrefix(s.NATS, "nats://"), "127.0.0.1:0"),
 		}, flags...)
@@ -133,8 +140,9 @@ func Up(t *testing.T, flags ...string) *Stack {
 		s.Interrupt("up")
 		s.Down()
 	})
-	s.start()
+	s.start(bin)
 	s.connect()
+	s.bin = bin
 	return s
 }
 
@@ -276,7 +284,14 @@ func (s *Stack) end(name string, sig syscall.Signal) {
 // Restart starts `up` again on the same state and addresses.
 func (s *Stack) Restart() {
 	s.t.Helper()
-	s.start()
+	s.start(s.bin)
+}
+
+// RestartOf is Restart with the binaries in another directory, from now on.
+func (s *Stack) RestartOf(bin string) {
+	s.t.Helper()
+	s.bin = bin
+	s.start(bin)
 }
 
 // Down is `sandtrail down`: it ends every sandbox of a state that no `up` serves.
