@@ -129,6 +129,8 @@ func TestTimeoutOverTheMaximumIsRefused(t *testing.T) {
 		require.NotNil(t, r.completed, "%v", r.failure)
 		require.Equal(t, ms, w.peer.running[r.execID].cmd.GetStart().GetSpec().GetTimeoutMs(), "not clamped, not the default")
 	}
+	unset := drainStream(w.exec(t.Context(), box, "true"))
+	require.EqualValues(t, time.Hour.Milliseconds(), w.peer.running[unset.execID].cmd.GetStart().GetSpec().GetTimeoutMs(), "the documented default, where 0 is refused")
 	s, err := w.ExecCommand(t.Context(), &computev1.ExecCommandRequest{SandboxId: box, Command: "true", Args: []string{strings.Repeat("x", 131_072)}})
 	require.NoError(t, err)
 	require.Contains(t, detail(t, drainStream(s).failure).GetFields(), "args")

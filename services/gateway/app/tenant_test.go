@@ -21,6 +21,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -86,7 +87,13 @@ func answerUsage(w *world) {
 	sub, err := w.NC.Subscribe(subject.Usage(), func(m *nats.Msg) {
 		q := &commandsv1.UsageQuery{}
 		_ = proto.Unmarshal(m.Data, q)
-		data, _ := proto.Marshal(&commandsv1.UsageReply{Rows: []*computev1.UsageRow{{TenantId: q.GetTenantId()}}})
+		reply := &commandsv1.UsageReply{Rows: []*computev1.UsageRow{{TenantId: q.GetTenantId()}}}
+		if q.GetCursor() != "" { // it has given none
+			reply = &commandsv1.UsageReply{Error: &commonv1.ErrorDetail{
+				Code: "invalid_argument", Reason: "validation", Message: "no", Fields: map[string]string{"cursor": "must be the next_cursor of a page"},
+			}}
+		}
+		data, _ := proto.Marshal(reply)
 		_ = m.Respond(data)
 	})
 	require.NoError(w.t, err)

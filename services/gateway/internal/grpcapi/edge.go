@@ -182,6 +182,22 @@ func (e edge) validate(req any) error {
 	if !ok {
 		return nil
 	}
+	if err := legible(m.ProtoReflect()); err != nil {
+		return err
+	}
+	fields := map[string]string{}
+	impossible(m.ProtoReflect(), "", fields)
+	if err := e.rules(m, fields); err != nil {
+		return err
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(fields)
+}
+
+// rules adds what the contract's own rules say of a request.
+func (e edge) rules(m proto.Message, fields map[string]string) error {
 	err := e.validator.Validate(m)
 	if err == nil {
 		return nil
@@ -190,7 +206,6 @@ func (e edge) validate(req any) error {
 	if !errors.As(err, &v) {
 		return fault.From(err)
 	}
-	fields := map[string]string{}
 	for _, violation := range v.Violations {
 		path := protovalidate.FieldPathString(violation.Proto.GetField())
 		if old := fields[path]; old != "" {
@@ -199,7 +214,7 @@ func (e edge) validate(req any) error {
 		}
 		fields[path] = violation.Proto.GetMessage()
 	}
-	return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(fields)
+	return nil
 }
 
 // finish logs the call and turns its error into a status. Requests and answers are never logged: they hold secrets and output.

@@ -33,6 +33,8 @@ var _ computev1.ComputeServiceServer = (*Server)(nil)
 const (
 	// maxMessage lets a file of 16 MiB and its frame through.
 	maxMessage = 17 << 20
+	// maxReceived is what is read of a request to refuse it with details. gRPC refuses what is larger by itself and without.
+	maxReceived = 32 << 20
 	// writeBuffer is how many bytes go to the kernel at once; a connection has one only while it writes.
 	writeBuffer = 128 << 10
 	// maxStreams a client may have open on one connection.
@@ -60,8 +62,8 @@ func New(
 	e := edge{keys: keys, validator: validator, logger: logger, connected: connected}
 	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
-		grpc.ForceServerCodecV2(outputcodec.New()), grpc.WriteBufferSize(writeBuffer),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.ForceServerCodecV2(codec{outputcodec.New()}), grpc.WriteBufferSize(writeBuffer),
+		grpc.MaxRecvMsgSize(maxReceived), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(metrics.UnaryServerInterceptor(), e.unary, recovery.UnaryServerInterceptor(recovered)),

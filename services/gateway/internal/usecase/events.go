@@ -2,6 +2,7 @@ package usecase
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,6 +27,7 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 	if err != nil {
 		return err
 	}
+	after = min(after, math.MaxUint64-1) // the next one has a number too
 	wake := make(chan struct{}, 1)
 	live, err := u.nc.Subscribe(subject.Live(filter), func(*nats.Msg) { poke(wake) })
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -181,6 +182,7 @@ func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID,
 		return envelope.Recorded{}, err
 	}
 	agg := subject.Exec(x.Tenant, x.Sandbox, execID)
+	after = min(after, math.MaxUint64-1) // the next one has a number too
 	f, err := output.Open(u.js, u.log, agg, after, u.timing())
 	if err != nil {
 		return envelope.Recorded{}, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -82,7 +83,7 @@ func parseCursor(s string) (p place, err error) {
 	if err == nil {
 		_, err = fmt.Sscanf(string(raw), "%d %s", &p.nanos, &p.id)
 	}
-	if err != nil {
+	if err != nil || !ids.Valid(p.id) || p.cursor() != s {
 		return p, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
 			WithFields(map[string]string{"page.cursor": "is not a cursor that a list gave"})
 	}

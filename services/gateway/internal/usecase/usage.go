@@ -40,7 +40,18 @@ func (u *UseCases) Usage(ctx context.Context, p principal.Principal, q *commands
 		return nil, fault.From(err)
 	}
 	if reply.GetError() != nil {
-		return nil, fault.FromDetail(reply.GetError())
+		return nil, ofPage(fault.FromDetail(reply.GetError()))
 	}
 	return reply, nil
+}
+
+// ofPage gives what is said about a query's cursor and limit the names that they have in the caller's request.
+func ofPage(e *fault.Error) *fault.Error {
+	for _, name := range []string{"cursor", "limit"} {
+		if what, ok := e.Fields[name]; ok {
+			delete(e.Fields, name)
+			e.Fields["page."+name] = what
+		}
+	}
+	return e
 }
