@@ -1,4 +1,5 @@
-// Package dlq keeps messages that no handler could take, until a person has looked at them: list, show, redrive, drop.
+// Package dlq keeps messages that no handler could take, until a person has looked at them: list, show, redrive, drop. What a
+// person decides is an event: the letter is an aggregate, and its first event is the decision.
 package dlq
 
 import (
@@ -12,9 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/subject"
-	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 const (
@@ -35,15 +35,12 @@ const (
 	headerDied        = prefix + "Died"
 	// headerOmitted is the size in bytes of a payload that was too large to be stored with the letter's headers.
 	headerOmitted = prefix + "Omitted"
-
-	// MaxPage bounds what List returns.
-	MaxPage = 200
 )
 
 // Info is what is known about a message that died.
 type Info struct {
 	Service, Consumer string
-	// Reason is poison, attempts or panic.
+	// Reason is one of ReasonPoison, ReasonAttempts and ReasonPanic.
 	Reason string
 	// Attempts counts deliveries.
 	Attempts int
@@ -53,10 +50,27 @@ type Info struct {
 	Subject string
 	// MessageID is its Nats-Msg-Id, if it had one; Store takes it from the headers.
 	MessageID string
-	// Code, FaultReason and Error are of the last fault: safe to show.
+	// Code, FaultReason and Error are what Explain says of the last failure: safe to show.
 	Code, FaultReason, Error string
 	// Stored is when the message was stored first, Died when it was given up.
 	Stored, Died time.Time
+}
+
+// Why fills in what Explain says of a failure.
+func (i Info) Why(err error) Info {
+	code, reason, sentence := Explain(err)
+	i.Code, i.FaultReason, i.Error = string(code), string(reason), sentence
+	return i
+}
+
+// LetterID names the letter: one message that one consumer sets aside is one letter, however often it is set aside.
+func (i Info) LetterID() string {
+	return ids.Derive("letter", i.Consumer, i.Stream, strconv.FormatUint(i.Seq, 10), strconv.FormatInt(i.Stored.UnixNano(), 10))
+}
+
+// Aggregate is where the decision about the letter stands.
+func (i Info) Aggregate() subject.Aggregate {
+	return subject.Letter(subject.TenantOf(i.Subject), i.LetterID())
 }
 
 // Store stores a message as a dead letter. Stored twice within ten
@@ -66,8 +80,7 @@ func Store(ctx context.Context, js jetstream.JetStream, i Info, h nats.Header, d
 	m := nats.NewMsg(subject.DeadLetter(i.Service, i.Consumer, i.Subject))
 	m.Data = data
 	for k, v := range h {
-		// The server's own headers would guard or deduplicate the dead letter instead of the message.
-		if !strings.HasPrefix(strings.ToLower(k), "nats-") {
+		if own(k) {
 			m.Header[k] = v
 		}
 	}
@@ -85,12 +98,19 @@ func Store(ctx context.Context, js jetstream.JetStream, i Info, h nats.Header, d
 	return nil
 }
 
+// own reports whether a header is the message's own. The server's would guard or deduplicate the dead letter instead of the message,
+// and those of a letter are for us to write, whatever a message claims.
+func own(header string) bool {
+	lower := strings.ToLower(header)
+	return !strings.HasPrefix(lower, "nats-") && !strings.HasPrefix(lower, strings.ToLower(prefix))
+}
+
 // put writes i into the headers of a dead letter. Its own Nats-Msg-Id makes one letter of a message that is buried twice.
 func (i Info) put(h nats.Header) {
 	for k, v := range map[string]string{
 		headerService: i.Service, headerConsumer: i.Consumer, headerReason: i.Reason, headerAttempts: strconv.Itoa(i.Attempts),
 		headerStream: i.Stream, headerSeq: strconv.FormatUint(i.Seq, 10), headerSubject: i.Subject,
-		headerMessageID: i.MessageID, headerCode: i.Code, headerFaultReason: i.FaultReason, headerError: oneLine(i.Error),
+		headerMessageID: i.MessageID, headerCode: i.Code, headerFaultReason: i.FaultReason, headerError: bounded(i.Error),
 		headerStored: i.Stored.UTC().Format(time.RFC3339Nano), headerDied: i.Died.UTC().Format(time.RFC3339Nano),
 	} {
 		if v != "" {
@@ -116,159 +136,4 @@ func parse(h nats.Header) Info {
 	i.Stored, _ = time.Parse(time.RFC3339Nano, h.Get(headerStored))
 	i.Died, _ = time.Parse(time.RFC3339Nano, h.Get(headerDied))
 	return i
-}
-
-// Letter is a dead letter.
-type Letter struct {
-	Info
-	// ID is its sequence in the stream of dead letters.
-	ID uint64
-	// Size of the payload in bytes.
-	Size int
-	// Omitted is the size of a payload that could not be stored.
-	Omitted int
-	// Data and Header are the message's; List leaves them empty.
-	Data   []byte
-	Header nats.Header
-}
-
-// Queue is all dead letters. Its methods give fault.Unavailable when the stream cannot be reached.
-type Queue struct {
-	js jetstream.JetStream
-}
-
-// New is the queue on a connection; topology must have made its stream.
-func New(js jetstream.JetStream) *Queue { return &Queue{js: js} }
-
-// Filter of a list. The zero Filter is the first page of all.
-type Filter struct {
-	// Service and Consumer are subject tokens; empty is any.
-	Service, Consumer string
-	// After is the ID of the last letter of the page before.
-	After uint64
-	// Limit is 1 to MaxPage, by default 50.
-	Limit int
-}
-
-// List returns letters, oldest first, without their payloads.
-func (q *Queue) List(ctx context.Context, f Filter) ([]Letter, error) {
-	if f.Limit == 0 {
-		f.Limit = 50
-	}
-	if f.Limit < 1 || f.Limit > MaxPage {
-		return nil, fault.Newf(fault.InvalidArgument, fault.ReasonValidation, "limit can be 1 to %d", MaxPage)
-	}
-	for _, token := range []*string{&f.Service, &f.Consumer} {
-		if *token == "" {
-			*token = "*"
-		} else if !subject.ValidToken(*token) {
-			return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "that is not the name of a service or consumer")
-		}
-	}
-	s, err := q.stream(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var all []Letter
-	for next := f.After + 1; len(all) < f.Limit; {
-		m, err := s.GetMsg(ctx, next, jetstream.WithGetMsgSubject(subject.DeadLetter(f.Service, f.Consumer, ">")))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, unavailable("read dead letter", err)
-		}
-		l := letter(m)
-		l.Data, l.Header = nil, nil
-		all = append(all, l)
-		next = m.Sequence + 1
-	}
-	return all, nil
-}
-
-// Show returns a letter with its payload, or fault.NotFound.
-func (q *Queue) Show(ctx context.Context, id uint64) (Letter, error) {
-	s, err := q.stream(ctx)
-	if err != nil {
-		return Letter{}, err
-	}
-	m, err := s.GetMsg(ctx, id)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return Letter{}, missing(id)
-	}
-	if err != nil {
-		return Letter{}, unavailable("read dead letter", err)
-	}
-	return letter(m), nil
-}
-
-// Redrive puts a letter's message back where it stood, as a new one, drops the letter and returns the message's new sequence.
-// Only commands can be: an event stands in the log once and for all, what failed on it catches up by reading it again.
-// Redriving a letter twice makes one message.
-func (q *Queue) Redrive(ctx context.Context, id uint64) (uint64, error) {
-	l, err := q.Show(ctx, id)
-	if err != nil {
-		return 0, err
-	}
-	if l.Stream != topology.StreamCommands {
-		return 0, fault.New(fault.FailedPrecondition, fault.ReasonIllegalState,
-			"only commands can be redriven; for an event reset its consumer or rebuild the projection")
-	}
-	if l.Omitted > 0 {
-		return 0, fault.New(fault.FailedPrecondition, fault.ReasonTooLarge, "the payload was too large to be kept")
-	}
-	m := nats.NewMsg(l.Subject)
-	m.Data = l.Data
-	for k, v := range l.Header {
-		if !strings.HasPrefix(k, prefix) && !strings.HasPrefix(strings.ToLower(k), "nats-") {
-			m.Header[k] = v
-		}
-	}
-	// Not the old id: the stream may still remember it and would swallow the message.
-	ack, err := q.js.PublishMsg(ctx, m,
-		jetstream.WithMsgID(fmt.Sprintf("redrive-%d-%d", id, l.Died.UnixNano())), jetstream.WithExpectStream(l.Stream))
-	if err != nil {
-		return 0, unavailable("publish message", err)
-	}
-	return ack.Sequence, q.Drop(ctx, id)
-}
-
-// Drop deletes a letter for good. One that is gone already is fault.NotFound.
-func (q *Queue) Drop(ctx context.Context, id uint64) error {
-	s, err := q.stream(ctx)
-	if err != nil {
-		return err
-	}
-	err = s.DeleteMsg(ctx, id)
-	if err == nil {
-		return nil
-	}
-	// The server has one error for a deletion that failed and for a letter that is not there.
-	if _, e := s.GetMsg(ctx, id); errors.Is(e, jetstream.ErrMsgNotFound) {
-		return missing(id)
-	}
-	return unavailable("delete dead letter", err)
-}
-
-func (q *Queue) stream(ctx context.Context) (jetstream.Stream, error) {
-	s, err := q.js.Stream(ctx, topology.StreamDead)
-	if err != nil {
-		return nil, unavailable("open dead letters", err)
-	}
-	return s, nil
-}
-
-func letter(m *jetstream.RawStreamMsg) Letter {
-	l := Letter{Info: parse(m.Header), ID: m.Sequence, Size: len(m.Data), Data: m.Data, Header: m.Header}
-	l.Omitted, _ = strconv.Atoi(m.Header.Get(headerOmitted))
-	return l
-}
-
-func missing(id uint64) error {
-	return fault.Newf(fault.NotFound, fault.ReasonDeadLetterNotFound, "there is no dead letter %d", id)
-}
-
-func unavailable(what string, err error) error {
-	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the dead letters cannot be reached").
-		Because(fmt.Errorf("%s: %w", what, err))
 }

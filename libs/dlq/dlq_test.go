@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandtrail/sandtrail/libs/dlq"
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -34,9 +35,58 @@ func command(n uint64) dlq.Info {
 	}
 }
 
+func TestFilters(t *testing.T) {
+	f := natstest.Start(t)
+	q := dlq.New(f.JS, jslog.New(f.JS))
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for n := range uint64(6) {
+		i := command(n + 1)
+		i.Died = at.Add(time.Duration(n) * time.Hour)
+		if n%2 == 1 {
+			i.Stream, i.Subject, i.Reason, i.FaultReason = topology.StreamEvents, subject.Sandbox("acme", fmt.Sprint("s", n)).Subject(), dlq.ReasonPanic, "panic"
+		}
+		bury(t, f, i, "payload")
+	}
+	for name, c := range map[string]struct {
+		filter dlq.Filter
+		want   []uint64
+	}{
+		"stream":           {dlq.Filter{Stream: "EVT"}, []uint64{2, 4, 6}},
+		"reason":           {dlq.Filter{Reason: dlq.ReasonPoison}, []uint64{1, 3, 5}},
+		"cause":            {dlq.Filter{Cause: "panic"}, []uint64{2, 4, 6}},
+		"older":            {dlq.Filter{Before: at.Add(2 * time.Hour)}, []uint64{1, 2}},
+		"younger":          {dlq.Filter{Since: at.Add(4 * time.Hour)}, []uint64{5, 6}},
+		"several, in part": {dlq.Filter{Stream: "EVT", Since: at.Add(2 * time.Hour), Limit: 1}, []uint64{4}},
+		"next page":        {dlq.Filter{Stream: "EVT", After: 4, Limit: 1}, []uint64{6}},
+		"none":             {dlq.Filter{Stream: "OUT"}, nil},
+	} {
+		page, err := q.List(t.Context(), c.filter)
+		require.NoError(t, err, name)
+		var got []uint64
+		for _, l := range page {
+			got = append(got, l.ID)
+		}
+		require.Equal(t, c.want, got, name)
+	}
+}
+
+func TestALetterIsWhatItsConsumerSaysOfIt(t *testing.T) {
+	f := natstest.Start(t)
+	i := command(1)
+	// A message may claim to be a letter, of whatever size and reason.
+	h := nats.Header{"Sandtrail-Dead-Reason": {"attempts"}, "sandtrail-dead-omitted": {"7"}, "Sandtrail-Dead-Omitted": {"7"}, "Sandtrail-Dead-Code": {"x"}}
+	i.Code = ""
+	require.NoError(t, dlq.Store(t.Context(), f.JS, i, h, []byte("payload")))
+	l, err := dlq.New(f.JS, nil).Show(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, dlq.ReasonPoison, l.Reason)
+	require.Empty(t, l.Code)
+	require.Zero(t, l.Omitted)
+}
+
 func TestListAndShow(t *testing.T) {
 	f := natstest.Start(t)
-	q := dlq.New(f.JS)
+	q := dlq.New(f.JS, jslog.New(f.JS))
 	for n := range uint64(5) {
 		bury(t, f, command(n+1), "payload")
 	}
@@ -67,48 +117,4 @@ func TestListAndShow(t *testing.T) {
 		_, err = q.List(t.Context(), bad)
 		require.Equal(t, fault.InvalidArgument, fault.CodeOf(err), "%+v", bad)
 	}
-}
-
-func TestRedriveMakesTheMessageAgain(t *testing.T) {
-	f := natstest.Start(t)
-	q := dlq.New(f.JS)
-	id := bury(t, f, command(1), "payload")
-	seq, err := q.Redrive(t.Context(), id)
-	require.NoError(t, err)
-	s, err := f.JS.Stream(t.Context(), topology.StreamCommands)
-	require.NoError(t, err)
-	m, err := s.GetMsg(t.Context(), seq)
-	require.NoError(t, err)
-	require.Equal(t, command(1).Subject, m.Subject)
-	require.Equal(t, "payload", string(m.Data))
-	require.Equal(t, "c-1", m.Header.Get("Sandtrail-Correlation"))
-	require.Empty(t, m.Header.Get("Sandtrail-Dead-Reason"))
-	_, err = q.Redrive(t.Context(), id)
-	require.Equal(t, fault.NotFound, fault.CodeOf(err))
-}
-
-func TestRedriveRefusesEvents(t *testing.T) {
-	f := natstest.Start(t)
-	q := dlq.New(f.JS)
-	i := command(1)
-	i.Stream, i.Subject = topology.StreamEvents, subject.Sandbox("acme", "s1").Subject()
-	id := bury(t, f, i, "payload")
-	_, err := q.Redrive(t.Context(), id)
-	require.Equal(t, fault.FailedPrecondition, fault.CodeOf(err))
-	s, err := f.JS.Stream(t.Context(), topology.StreamEvents)
-	require.NoError(t, err)
-	require.Zero(t, s.CachedInfo().State.Msgs, "the log got nothing")
-	_, err = q.Show(t.Context(), id)
-	require.NoError(t, err, "the letter is kept")
-}
-
-func TestDrop(t *testing.T) {
-	f := natstest.Start(t)
-	q := dlq.New(f.JS)
-	id := bury(t, f, command(1), "payload")
-	require.NoError(t, q.Drop(t.Context(), id))
-	require.Equal(t, fault.NotFound, fault.CodeOf(q.Drop(t.Context(), id)))
-	page, err := q.List(t.Context(), dlq.Filter{})
-	require.NoError(t, err)
-	require.Empty(t, page)
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -29,7 +30,7 @@ const corpus = "../../proto/corpus/v1"
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
-	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true,
+	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true, "Letter": true,
 }
 
 func eventTypes() []protoreflect.MessageType {
@@ -157,6 +158,8 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
+	{"letter", "LetterRedriven", "redriven"},
+	{"letter", "LetterDropped", "dropped"},
 }
 
 func TestTheCorpusReplays(t *testing.T) {
@@ -185,6 +188,9 @@ func TestTheCorpusReplays(t *testing.T) {
 			x, err = sandbox.FoldExec(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			state = x.State
 			require.Equal(t, "usage_event_id", x.UsageEventID)
+		case "letter":
+			agg := subject.Letter("acme", execID)
+			state, err = dlq.Decision(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 		default:
 			var w sandbox.Workspace
 			agg := subject.Workspace("acme", sandboxID)

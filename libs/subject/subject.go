@@ -24,7 +24,12 @@ const (
 	KindExec      Kind = "exec"
 	KindTenant    Kind = "tenant"
 	KindWorkspace Kind = "workspace"
+	// KindLetter is what operators decided about a dead letter.
+	KindLetter Kind = "letter"
 )
+
+// NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
+const NoTenant = "_none"
 
 // maxToken bounds one level of a subject, so that six levels stay under the 256 bytes that NATS advises.
 const maxToken = 64
@@ -44,8 +49,11 @@ func ValidToken(s string) bool {
 	return true
 }
 
-// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), or the exec's (KindExec, with Sandbox set),
-// and empty for KindTenant.
+// ValidTenant reports whether s may be the id of a tenant.
+func ValidTenant(s string) bool { return s != NoTenant && ValidToken(s) }
+
+// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), or
+// the letter's, and empty for KindTenant.
 type Aggregate struct {
 	Kind    Kind
 	Tenant  string
@@ -71,9 +79,13 @@ func Workspace(tenant, sandbox string) Aggregate {
 // Tenant is the aggregate of a tenant.
 func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant: tenant} }
 
+// Letter is the aggregate of a dead letter, under the tenant whose message it is, or NoTenant.
+func Letter(tenant, id string) Aggregate { return Aggregate{Kind: KindLetter, Tenant: tenant, ID: id} }
+
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
+//	evt.<tenant>.letter.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
@@ -91,7 +103,7 @@ func (a Aggregate) Validate() error {
 		return invalid(a.Tenant)
 	}
 	switch a.Kind {
-	case KindSandbox, KindWorkspace, KindExec:
+	case KindSandbox, KindWorkspace, KindExec, KindLetter:
 		if a.Kind == KindExec && !ValidToken(a.Sandbox) {
 			return invalid(a.Sandbox)
 		}
@@ -127,6 +139,8 @@ func ParseEvent(s string) (Aggregate, error) {
 		a = Workspace(t[1], t[3])
 	case kind == KindExec && n == 5:
 		a = Exec(t[1], t[3], t[4])
+	case kind == KindLetter && n == 4:
+		a = Letter(t[1], t[3])
 	}
 	if t[0] != "evt" || a.Kind == "" || a.Validate() != nil {
 		return Aggregate{}, fmt.Errorf("%q is not the subject of an event", s)
@@ -205,6 +219,26 @@ func FilesOf(worker string) string { return "svc.files." + worker + ".>" }
 // DeadLetter: dlq.<service>.<consumer>.<original subject>
 func DeadLetter(service, consumer, original string) string {
 	return "dlq." + service + "." + consumer + "." + original
+}
+
+// Redrive is where whoever runs a consumer of events takes RedriveCall requests for it: svc.redrive.<consumer>
+func Redrive(consumer string) string { return "svc.redrive." + consumer }
+
+// TenantOf gives the tenant whom a message of EVT, CMD or OUT belongs to by its subject, NoTenant where it names none.
+func TenantOf(s string) string {
+	t := strings.Split(s, ".")
+	at := 1
+	if t[0] == "cmd" {
+		// cmd.sandbox.<tenant>.…, cmd.worker.<worker>.<tenant>.…, cmd.exec.<worker>.<tenant>.…
+		at = 3
+		if len(t) > 1 && t[1] == string(KindSandbox) {
+			at = 2
+		}
+	}
+	if (t[0] != "evt" && t[0] != "cmd" && t[0] != "out") || at >= len(t) || !ValidTenant(t[at]) {
+		return NoTenant
+	}
+	return t[at]
 }
 
 // Readers is where a gateway that follows an exec answers whether somebody reads it: svc.readers.<tenant>.<sandbox>.<exec>

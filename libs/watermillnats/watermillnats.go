@@ -4,6 +4,7 @@
 package watermillnats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/worker"
 )
 
 // PublishTimeout bounds the wait for the server's word on one message.
 const PublishTimeout = 10 * time.Second
 
-var errClosed = errors.New("closed")
+var (
+	errClosed = errors.New("closed")
+	errNacked = fault.New(fault.Internal, fault.ReasonInternal, "its handler nacked it")
+)
 
 // Publisher publishes messages and waits until each is stored. It leaves its connection open.
 type Publisher struct {
@@ -81,8 +86,11 @@ type SubscriberConfig struct {
 	Lanes      int
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
-	// Backoff between a nack and the next try, by default worker.DefaultBackoff. A nacked message is tried without end.
+	// Backoff between a nack and the next try, by default worker.DefaultBackoff.
 	Backoff []time.Duration
+	// MaxAttempts of a message before it is dead; 0 is without end. What a handler below Report returns as worker.Poison, or panics
+	// with too often, is dead whatever it says.
+	MaxAttempts int
 }
 
 // Subscriber subscribes to durable consumers. Subscriptions to one topic share its messages.
@@ -126,7 +134,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		defer unlink()
 		err := worker.Run(ctx, s.js, worker.Config{
 			Service: s.cfg.Service, Stream: stream, Consumer: consumer, Lanes: s.cfg.Lanes, Log: log,
-			Registerer: s.cfg.Registerer, Backoff: s.cfg.Backoff, MaxAttempts: -1, Drain: -1,
+			Registerer: s.cfg.Registerer, Backoff: s.cfg.Backoff, MaxAttempts: cmp.Or(s.cfg.MaxAttempts, -1), Drain: -1,
 			Key: func(m worker.Message) string { return fmt.Sprint(m.Seq) },
 		}, func(ctx context.Context, m worker.Message) error { return deliver(ctx, out, m) })
 		if err != nil {
@@ -151,7 +159,8 @@ func deliver(ctx context.Context, out chan<- *message.Message, m worker.Message)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	msg.SetContext(withSource(ctx, m))
+	told := new(outcome)
+	msg.SetContext(withOutcome(withSource(ctx, m), told))
 	select {
 	case out <- msg:
 	case <-ctx.Done():
@@ -161,7 +170,10 @@ func deliver(ctx context.Context, out chan<- *message.Message, m worker.Message)
 	case <-msg.Acked():
 		return nil
 	case <-msg.Nacked():
-		return errors.New("nacked")
+		if told.err != nil {
+			return told.err
+		}
+		return errNacked
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -2,17 +2,23 @@ package watermillnats_test
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/watermillnats"
+	"github.com/sandtrail/sandtrail/libs/worker"
 )
 
 func TestWatermillSuite(t *testing.T) {
@@ -98,4 +104,58 @@ func TestPublishHonoursTheContext(t *testing.T) {
 	require.ErrorIs(t, pub.Publish("x", m), context.Canceled)
 	require.NoError(t, pub.Close())
 	require.Error(t, pub.Publish("x", message.NewMessage("2", nil)))
+}
+
+func TestPoisonAndPanicsGoToTheDeadLettersAndBlockNobody(t *testing.T) {
+	f := natstest.Start(t)
+	_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "T", Subjects: []string{"topic.>"}})
+	require.NoError(t, err)
+	// As many at once as there are bad ones: each that stays would keep a good one away.
+	_, err = f.JS.CreateConsumer(t.Context(), "T", jetstream.ConsumerConfig{
+		Durable: "c", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 3, MaxDeliver: -1,
+	})
+	require.NoError(t, err)
+	for _, data := range []string{"poison", "panic", "fails", "good", "good", "good", "good"} {
+		_, err = f.JS.Publish(t.Context(), "topic.x", []byte(data))
+		require.NoError(t, err)
+	}
+	sub := watermillnats.NewSubscriber(f.JS, watermillnats.SubscriberConfig{
+		Service: "test", Backoff: []time.Duration{10 * time.Millisecond}, MaxAttempts: 5,
+		Consumer: func(string) (string, string, error) { return "T", "c", nil },
+	})
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	require.NoError(t, err)
+	router.AddMiddleware(watermillnats.Report)
+	var good atomic.Int32
+	router.AddConsumerHandler("h", "x", sub, func(m *message.Message) error {
+		switch string(m.Payload) {
+		case "poison":
+			return worker.Poison(dlq.Undecodable("an event", errors.New("hunter2")))
+		case "panic":
+			panic("hunter2")
+		case "fails":
+			return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "not now")
+		}
+		good.Add(1)
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- router.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+		require.NoError(t, sub.Close())
+	}()
+	var letters []dlq.Letter
+	require.Eventually(t, func() bool {
+		letters, err = dlq.New(f.JS, nil).List(t.Context(), dlq.Filter{})
+		return err == nil && len(letters) == 3 && good.Load() == 4
+	}, 20*time.Second, 10*time.Millisecond)
+	got := map[string]string{}
+	for _, l := range letters {
+		got[l.Reason] = l.FaultReason
+		require.NotContains(t, l.Error, "hunter2")
+	}
+	require.Equal(t, map[string]string{"poison": "undecodable", "panic": "panic", "attempts": "log_unavailable"}, got)
 }

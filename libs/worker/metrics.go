@@ -3,6 +3,7 @@ package worker
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
 
@@ -58,7 +59,7 @@ func newMetrics(reg prometheus.Registerer, service, consumer string) (*metrics, 
 		inFlight: inFlight.With(own), pullErrors: pullErrors.With(own),
 	}
 	// A first dead letter is an increase only where zero was there before.
-	for _, reason := range []string{reasonPoison, reasonAttempts, reasonPanic} {
+	for _, reason := range []string{dlq.ReasonPoison, dlq.ReasonAttempts, dlq.ReasonPanic} {
 		m.dead.WithLabelValues(reason)
 	}
 	return m, nil

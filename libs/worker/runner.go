@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
@@ -154,7 +154,7 @@ func (r *runner) process(d *delivery) {
 	}
 	if r.cfg.MaxAttempts > 0 && d.Attempt > r.cfg.MaxAttempts {
 		// Its attempts ended without an answer: each one brought the process down.
-		r.bury(d, reasonAttempts, errors.New("no attempt came to an end"))
+		r.bury(d, dlq.ReasonAttempts, errUnended)
 		return
 	}
 	start := time.Now()
@@ -162,7 +162,7 @@ func (r *runner) process(d *delivery) {
 	r.metrics.seconds.Observe(time.Since(start).Seconds())
 	var (
 		bad     *poison
-		crashed *panicked
+		crashed *dlq.Panic
 	)
 	switch {
 	case err == nil:
@@ -171,11 +171,11 @@ func (r *runner) process(d *delivery) {
 		// What fails while everything ends says nothing about the message.
 		r.giveBack(d)
 	case errors.As(err, &bad):
-		r.bury(d, reasonPoison, err)
+		r.bury(d, dlq.ReasonPoison, err)
 	case errors.As(err, &crashed) && r.panics.add(d.id, 1, sum) >= MaxPanics:
-		r.bury(d, reasonPanic, err)
+		r.bury(d, dlq.ReasonPanic, err)
 	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts:
-		r.bury(d, reasonAttempts, err)
+		r.bury(d, dlq.ReasonAttempts, err)
 	default:
 		r.retry(d, err)
 	}
@@ -183,16 +183,14 @@ func (r *runner) process(d *delivery) {
 
 func sum(a, b int) int { return a + b }
 
-// panicked is the error of a handler that panicked. What it panicked with may hold anything, so it is not in the text.
-type panicked struct{ kind string }
-
-func (p *panicked) Error() string { return "handler panicked with a " + p.kind }
+// errUnended is why a message is dead whose handlers never answered.
+var errUnended = fault.New(fault.Internal, fault.ReasonInternal, "no attempt came to an end: each one brought the process down, or took longer than the ack wait without a heartbeat")
 
 func (r *runner) call(d *delivery) (err error) {
 	ctx := telemetry.Extract(r.work, d.Header)
 	defer func() {
 		if p := recover(); p != nil {
-			err = &panicked{kind: fmt.Sprintf("%T", p)}
+			err = dlq.Caught(p)
 			r.cfg.Log.ErrorContext(ctx, "handler panicked", append(r.attrs(d), "stack", string(debug.Stack()))...)
 		}
 	}()

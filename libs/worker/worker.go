@@ -12,6 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sandtrail/sandtrail/libs/dlq"
 )
 
 // Defaults and bounds.
@@ -24,7 +26,7 @@ const (
 	// DefaultDrain is how long handlers may go on after Run was told to end.
 	DefaultDrain = 10 * time.Second
 	// MaxPanics is with how many panics of its handler a message is dead.
-	MaxPanics = 3
+	MaxPanics = dlq.MaxPanics
 
 	// held is how many messages there may be for each lane, running or waiting for the one before them.
 	held = 2
@@ -143,6 +145,8 @@ func RetryAfter(d time.Duration, err error) error {
 // whose context has ended and that do not return make it return an error. A handler that returns nil has its message
 // acknowledged, and Run makes sure that the server knows; a panic is an error. While ctx has ended no message is dead.
 //
+// Whoever runs a consumer of the stream of events also takes the redrives of its dead letters, one at a time and beside the lanes.
+//
 // Servers that go away and consumers that are missing are waited for. A configuration that cannot work and a connection that
 // was closed are errors.
 func Run(ctx context.Context, js jetstream.JetStream, cfg Config, h Handler) error {
@@ -167,7 +171,11 @@ func Run(ctx context.Context, js jetstream.JetStream, cfg Config, h Handler) err
 		defer close(beats)
 		r.heartbeats()
 	}()
-	err = r.pull()
+	stop, err := r.redrives()
+	if err == nil {
+		err = r.pull()
+		stop()
+	}
 	if e := r.drain(cancel); err == nil {
 		err = e
 	}

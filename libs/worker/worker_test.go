@@ -86,7 +86,7 @@ func (b *bench) empty() {
 
 func (b *bench) letters() []dlq.Letter {
 	b.t.Helper()
-	l, err := dlq.New(b.JS).List(b.t.Context(), dlq.Filter{Service: "test"})
+	l, err := dlq.New(b.JS, nil).List(b.t.Context(), dlq.Filter{Service: "test"})
 	require.NoError(b.t, err)
 	return l
 }
@@ -268,7 +268,7 @@ func TestDeadLetters(t *testing.T) {
 		require.Equal(t, topology.StreamCommands, l.Stream)
 		n, _ := runs.Load(l.Subject)
 		require.EqualValues(t, w.attempts, n.(*atomic.Int32).Load())
-		full, err := dlq.New(b.JS).Show(t.Context(), l.ID)
+		full, err := dlq.New(b.JS, nil).Show(t.Context(), l.ID)
 		require.NoError(t, err)
 		require.Equal(t, "payload", string(full.Data))
 		require.Equal(t, "c-payload", full.Header.Get("Sandtrail-Correlation"))

@@ -8,11 +8,12 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/watermillnats"
+	"github.com/sandtrail/sandtrail/libs/worker"
 )
 
 const (
@@ -24,24 +25,24 @@ const (
 )
 
 // settle runs the process manager that ends the execs of sandboxes that have ended. Its consumer is shared by every exec service:
-// whichever takes an event settles, wherever the sandbox was. A message that fails is tried again without end: an exec that is
-// never settled would be open for ever.
+// whichever takes an event settles, wherever the sandbox was. An event that fails for hours goes to the dead letters: the consumer
+// hands out a bounded number at once, and those that fail would in the end hold up all others. Its execs are open until it is redriven.
 func (a *App) settle(ctx context.Context) error {
 	sub := watermillnats.NewSubscriber(a.deps.JS, watermillnats.SubscriberConfig{
-		Service: "exec", Lanes: settleLanes, Log: a.deps.Log, Registerer: a.deps.Registry,
+		Service: "exec", Lanes: settleLanes, Log: a.deps.Log, Registerer: a.deps.Registry, MaxAttempts: worker.DefaultMaxAttempts,
 		Consumer: func(string) (string, string, error) { return topology.StreamEvents, topology.ConsumerSettle, nil },
 	})
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: settleClose}, watermill.NewSlogLogger(a.deps.Log))
 	if err != nil {
 		return errors.Join(fmt.Errorf("make the settling router: %w", err), sub.Close())
 	}
-	router.AddMiddleware(middleware.Recoverer)
+	router.AddMiddleware(watermillnats.Report)
 	router.AddConsumerHandler("settle", settleTopic, sub, a.settleOne)
 	err = router.Run(ctx)
 	return errors.Join(err, sub.Close())
 }
 
-// settleOne takes one event of a sandbox. What is no event cannot be settled by trying again; the projections report it.
+// settleOne takes one event of a sandbox. What is no event cannot be settled by trying again.
 func (a *App) settleOne(m *message.Message) error {
 	src, ok := watermillnats.Source(m.Context())
 	if !ok {
@@ -49,8 +50,7 @@ func (a *App) settleOne(m *message.Message) error {
 	}
 	e, err := envelope.Decode(src.Subject, src.Seq, src.Header, src.Data)
 	if err != nil {
-		a.deps.Log.ErrorContext(m.Context(), "not an event", "subject", src.Subject, "sequence", src.Seq, "error", err)
-		return nil
+		return worker.Poison(dlq.Undecodable("an event", err))
 	}
 	return a.settler.Handle(m.Context(), e)
 }

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -29,12 +30,12 @@ import (
 func (r *Runner) Handle(ctx context.Context, m worker.Message) error {
 	cmd := &commandsv1.ExecCommand{}
 	if err := proto.Unmarshal(m.Data, cmd); err != nil {
-		return worker.Poison(wrap("decode exec command", err))
+		return worker.Poison(dlq.Undecodable("an ExecCommand", err))
 	}
 	agg := subject.Exec(cmd.GetTenantId(), cmd.GetSandboxId(), cmd.GetExecId())
 	if agg.Validate() != nil || cmd.GetCommandId() == "" ||
 		m.Subject != subject.ExecCommand(r.cfg.Worker, agg.Tenant, agg.Sandbox, agg.ID) {
-		return worker.Poison(errors.New("the command does not belong to its subject"))
+		return worker.Poison(dlq.Misaddressed())
 	}
 	switch c := cmd.GetCommand().(type) {
 	case *commandsv1.ExecCommand_Start:
@@ -45,7 +46,7 @@ func (r *Runner) Handle(ctx context.Context, m worker.Message) error {
 		seq, err := r.cancel(ctx, agg, cmd, c.Cancel.GetReason())
 		return r.answer(ctx, cmd, seq, err)
 	default:
-		return worker.Poison(errors.New("the command is of no known kind"))
+		return worker.Poison(dlq.UnknownKind())
 	}
 }
 

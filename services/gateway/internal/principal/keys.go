@@ -67,7 +67,7 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 			errs = append(errs, fmt.Errorf("keys[%d]: sha256 must be 64 hex digits", i))
 		case [sha256.Size]byte(hash) == sha256.Sum256(nil):
 			errs = append(errs, fmt.Errorf("keys[%d]: sha256 is that of nothing", i))
-		case !subject.ValidToken(e.Tenant):
+		case !subject.ValidTenant(e.Tenant):
 			errs = append(errs, fmt.Errorf("keys[%d]: tenant must be 1 to 64 of A-Z a-z 0-9 _ -", i))
 		case !subject.ValidToken(e.Name):
 			errs = append(errs, fmt.Errorf("keys[%d]: name must be 1 to 64 of A-Z a-z 0-9 _ -", i))

@@ -23,7 +23,7 @@ func (p Principal) Development() bool { return p.Tenant == "" }
 // development mode the request must name one.
 func (p Principal) Owner(requested string) (string, error) {
 	if p.Development() {
-		if !subject.ValidToken(requested) {
+		if !subject.ValidTenant(requested) {
 			return "", fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request does not name a tenant").
 				WithFields(map[string]string{"tenant_id": "must be 1 to 64 of A-Z a-z 0-9 _ - (without API keys the request names the tenant)"})
 		}

@@ -39,7 +39,7 @@ const startAttempts = 4
 func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Meta, sealedEnv []byte, attempt int) error {
 	switch {
 	case !s.Exists():
-		return worker.Poison(fmt.Errorf("sandbox %s was never requested", m.Cause))
+		return worker.Poison(fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested"))
 	case s.State == sandbox.Ready:
 		return nil
 	case s.State == sandbox.Failed:

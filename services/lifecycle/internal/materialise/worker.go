@@ -7,13 +7,13 @@ package materialise
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/runtime"
@@ -72,10 +72,10 @@ func New(
 func (r *Role) Handle(ctx context.Context, m worker.Message) error {
 	cmd := &commandsv1.WorkerCommand{}
 	if err := proto.Unmarshal(m.Data, cmd); err != nil {
-		return worker.Poison(fmt.Errorf("read the command: %w", err))
+		return worker.Poison(dlq.Undecodable("a WorkerCommand", err))
 	}
 	if m.Subject != subject.WorkerCommand(r.cfg.Name, cmd.GetTenantId(), cmd.GetSandboxId()) || !ids.Valid(cmd.GetSandboxId()) {
-		return worker.Poison(fmt.Errorf("the command on %s is for another sandbox", m.Subject))
+		return worker.Poison(dlq.Misaddressed())
 	}
 	free, ok := r.busy.Take(cmd.GetSandboxId(), ctx.Done())
 	if !ok {
@@ -98,7 +98,7 @@ func (r *Role) Handle(ctx context.Context, m worker.Message) error {
 	case *commandsv1.WorkerCommand_DeleteWorkspace:
 		return r.deleteWorkspace(ctx, s, r.meta(cmd))
 	}
-	return worker.Poison(fmt.Errorf("the command on %s is of a kind this version does not know", m.Subject))
+	return worker.Poison(dlq.UnknownKind())
 }
 
 func (r *Role) meta(cmd *commandsv1.WorkerCommand) history.Meta {

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
@@ -65,10 +66,10 @@ func New(
 func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 	cmd := &commandsv1.SandboxCommand{}
 	if err := proto.Unmarshal(m.Data, cmd); err != nil {
-		return worker.Poison(fmt.Errorf("read the command: %w", err))
+		return worker.Poison(dlq.Undecodable("a SandboxCommand", err))
 	}
 	if m.Subject != subject.SandboxCommand(cmd.GetTenantId(), cmd.GetSandboxId()) || !ids.Valid(cmd.GetSandboxId()) || cmd.GetCommandId() == "" {
-		return worker.Poison(fmt.Errorf("the command on %s is for another sandbox or has no id", m.Subject))
+		return worker.Poison(dlq.Misaddressed())
 	}
 	var seq uint64
 	var err error
@@ -78,7 +79,7 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 	case *commandsv1.SandboxCommand_Destroy:
 		seq, err = s.destroy(ctx, cmd, c.Destroy.GetReason())
 	default:
-		return worker.Poison(fmt.Errorf("the command on %s is of a kind this version does not know", m.Subject))
+		return worker.Poison(dlq.UnknownKind())
 	}
 	if err != nil && !final(err) {
 		return err

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
@@ -290,6 +291,8 @@ func TestACommandForAnotherSandboxThanItsSubjectSaysIsPoison(t *testing.T) {
 	d := newDesk(t, w1())
 	data, err := proto.Marshal(&commandsv1.SandboxCommand{CommandId: "c", TenantId: "other", SandboxId: ids.New()})
 	require.NoError(t, err)
-	require.Error(t, d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, ids.New()), Data: data, Attempt: 1}))
-	require.Error(t, d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, ids.New()), Data: []byte{0xff}, Attempt: 1}))
+	err = d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, ids.New()), Data: data, Attempt: 1})
+	require.True(t, fault.Is(err, dlq.CauseMisaddressed), "%v", err)
+	err = d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, ids.New()), Data: []byte{0xff}, Attempt: 1})
+	require.True(t, fault.Is(err, dlq.CauseUndecodable), "%v", err)
 }

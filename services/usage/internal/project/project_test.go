@@ -351,7 +351,7 @@ func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {
 	_, metrics := run(t, n.JS, enginetest.Open(t, e.URL()))
 	awaitDone(t, n.JS)
 	require.Equal(t, sum(1, 10), ask(t, e.HTTP(), totals))
-	letters, err := dlq.New(n.JS).List(t.Context(), dlq.Filter{Service: "usage", Consumer: topology.CheckpointUsage})
+	letters, err := dlq.New(n.JS, nil).List(t.Context(), dlq.Filter{Service: "usage", Consumer: topology.CheckpointUsage})
 	require.NoError(t, err)
 	require.Len(t, letters, 3)
 	for i, want := range []string{"it cannot be decoded", "the tenant of its header is not that of its subject", "it cannot be decoded"} {

@@ -2142,6 +2142,52 @@ func (x *UsageReply) GetNextCursor() string {
 	return ""
 }
 
+// RedriveCall is a request on svc.redrive.<consumer>: handle the event at a sequence of EVT once more. Whoever runs the consumer
+// answers with an Outcome once it has done so, or why it could not.
+type RedriveCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RedriveCall) Reset() {
+	*x = RedriveCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RedriveCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RedriveCall) ProtoMessage() {}
+
+func (x *RedriveCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
+func (*RedriveCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RedriveCall) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
@@ -2348,7 +2394,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\tgrpc_code\x18\x02 \x01(\rR\bgrpcCode\x12(\n" +
 	"\x04rows\x18\x03 \x03(\v2\x14.compute.v1.UsageRowR\x04rows\x12\x1f\n" +
 	"\vnext_cursor\x18\x04 \x01(\tR\n" +
-	"nextCursorBDZBgithub.com/sandtrail/sandtrail/proto/gen/go/commands/v1;commandsv1b\x06proto3"
+	"nextCursor\")\n" +
+	"\vRedriveCall\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequenceBDZBgithub.com/sandtrail/sandtrail/proto/gen/go/commands/v1;commandsv1b\x06proto3"
 
 var (
 	file_commands_v1_commands_proto_rawDescOnce sync.Once
@@ -2362,7 +2410,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -2388,61 +2436,62 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*FileInfo)(nil),              // 21: sandtrail.commands.v1.FileInfo
 	(*UsageQuery)(nil),            // 22: sandtrail.commands.v1.UsageQuery
 	(*UsageReply)(nil),            // 23: sandtrail.commands.v1.UsageReply
-	nil,                           // 24: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 25: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 27: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 28: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 29: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 30: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 31: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 32: common.v1.UsageMetrics
-	(*v1.ExecCompleted)(nil),      // 33: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 34: sandtrail.events.v1.ExecLost
-	(*v12.UsageRow)(nil),          // 35: compute.v1.UsageRow
+	(*RedriveCall)(nil),           // 24: sandtrail.commands.v1.RedriveCall
+	nil,                           // 25: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 26: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 27: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 28: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 29: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 30: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 31: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 32: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 33: common.v1.UsageMetrics
+	(*v1.ExecCompleted)(nil),      // 34: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 35: sandtrail.events.v1.ExecLost
+	(*v12.UsageRow)(nil),          // 36: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	26, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	27, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
-	27, // 3: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	28, // 4: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	24, // 5: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	25, // 6: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	26, // 7: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	28, // 3: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	29, // 4: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	25, // 5: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	26, // 6: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	27, // 7: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	5,  // 8: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	6,  // 9: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	7,  // 10: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	26, // 11: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	27, // 11: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	9,  // 12: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	10, // 13: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	29, // 14: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	30, // 15: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	31, // 16: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	26, // 17: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	26, // 18: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	26, // 19: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	26, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	32, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	26, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	26, // 23: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	29, // 24: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	33, // 25: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	34, // 26: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	26, // 27: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	26, // 28: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	26, // 29: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	26, // 30: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	30, // 14: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	31, // 15: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	32, // 16: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	27, // 17: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	27, // 18: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	27, // 19: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	27, // 20: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	33, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	27, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	27, // 23: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	30, // 24: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	34, // 25: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	35, // 26: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	27, // 27: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	27, // 28: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	27, // 29: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	27, // 30: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
 	16, // 31: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	17, // 32: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	18, // 33: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
 	19, // 34: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	30, // 35: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	31, // 35: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
 	21, // 36: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	32, // 37: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	26, // 38: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	30, // 39: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	35, // 40: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	33, // 37: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	27, // 38: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	31, // 39: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	36, // 40: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
 	41, // [41:41] is the sub-list for method output_type
 	41, // [41:41] is the sub-list for method input_type
 	41, // [41:41] is the sub-list for extension type_name
@@ -2480,7 +2529,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

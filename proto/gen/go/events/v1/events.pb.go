@@ -1691,6 +1691,283 @@ func (x *WorkspaceDeleted) GetReason() string {
 	return ""
 }
 
+// Letter is a dead letter: a message that one consumer has set aside.
+type Letter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Derived from the consumer and the place of the message: one message that one consumer sets aside is one letter.
+	LetterId string `protobuf:"bytes,1,opt,name=letter_id,json=letterId,proto3" json:"letter_id,omitempty"`
+	Service  string `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	Consumer string `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	// Where the message stood.
+	Stream   string `protobuf:"bytes,4,opt,name=stream,proto3" json:"stream,omitempty"`
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Subject  string `protobuf:"bytes,6,opt,name=subject,proto3" json:"subject,omitempty"`
+	// Nats-Msg-Id of the message: of a command its command id, of an event its event id.
+	MessageId string `protobuf:"bytes,7,opt,name=message_id,json=messageId,proto3" json:"message_id,omitempty"`
+	// poison, attempts, panic
+	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Code, reason and sentence of the last failure: safe to show, nothing of the message's content.
+	ErrorCode     string                 `protobuf:"bytes,9,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
+	ErrorReason   string                 `protobuf:"bytes,10,opt,name=error_reason,json=errorReason,proto3" json:"error_reason,omitempty"`
+	ErrorMessage  string                 `protobuf:"bytes,11,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Attempts      uint32                 `protobuf:"varint,12,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	StoredAt      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=stored_at,json=storedAt,proto3" json:"stored_at,omitempty"`
+	DiedAt        *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=died_at,json=diedAt,proto3" json:"died_at,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,15,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Sha256        []byte                 `protobuf:"bytes,16,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Letter) Reset() {
+	*x = Letter{}
+	mi := &file_events_v1_events_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Letter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Letter) ProtoMessage() {}
+
+func (x *Letter) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Letter.ProtoReflect.Descriptor instead.
+func (*Letter) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Letter) GetLetterId() string {
+	if x != nil {
+		return x.LetterId
+	}
+	return ""
+}
+
+func (x *Letter) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *Letter) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *Letter) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *Letter) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Letter) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *Letter) GetMessageId() string {
+	if x != nil {
+		return x.MessageId
+	}
+	return ""
+}
+
+func (x *Letter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Letter) GetErrorCode() string {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ""
+}
+
+func (x *Letter) GetErrorReason() string {
+	if x != nil {
+		return x.ErrorReason
+	}
+	return ""
+}
+
+func (x *Letter) GetErrorMessage() string {
+	if x != nil {
+		return x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *Letter) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Letter) GetStoredAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StoredAt
+	}
+	return nil
+}
+
+func (x *Letter) GetDiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DiedAt
+	}
+	return nil
+}
+
+func (x *Letter) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Letter) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+// LetterRedriven: an operator gave the message back to its consumer. A command then stands in CMD again as a new message with the
+// same body; an event was handed to its consumer once more and taken.
+type LetterRedriven struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Letter        *Letter                `protobuf:"bytes,1,opt,name=letter,proto3" json:"letter,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LetterRedriven) Reset() {
+	*x = LetterRedriven{}
+	mi := &file_events_v1_events_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LetterRedriven) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LetterRedriven) ProtoMessage() {}
+
+func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
+func (*LetterRedriven) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LetterRedriven) GetLetter() *Letter {
+	if x != nil {
+		return x.Letter
+	}
+	return nil
+}
+
+func (x *LetterRedriven) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// LetterDropped: an operator decided that the message is never to be handled.
+type LetterDropped struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Letter        *Letter                `protobuf:"bytes,1,opt,name=letter,proto3" json:"letter,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LetterDropped) Reset() {
+	*x = LetterDropped{}
+	mi := &file_events_v1_events_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LetterDropped) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LetterDropped) ProtoMessage() {}
+
+func (x *LetterDropped) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
+func (*LetterDropped) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *LetterDropped) GetLetter() *Letter {
+	if x != nil {
+		return x.Letter
+	}
+	return nil
+}
+
+func (x *LetterDropped) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
@@ -1844,7 +2121,34 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x10WorkspaceDeleted\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reasonB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x88\x04\n" +
+	"\x06Letter\x12\x1b\n" +
+	"\tletter_id\x18\x01 \x01(\tR\bletterId\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1a\n" +
+	"\bconsumer\x18\x03 \x01(\tR\bconsumer\x12\x16\n" +
+	"\x06stream\x18\x04 \x01(\tR\x06stream\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x18\n" +
+	"\asubject\x18\x06 \x01(\tR\asubject\x12\x1d\n" +
+	"\n" +
+	"message_id\x18\a \x01(\tR\tmessageId\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"error_code\x18\t \x01(\tR\terrorCode\x12!\n" +
+	"\ferror_reason\x18\n" +
+	" \x01(\tR\verrorReason\x12#\n" +
+	"\rerror_message\x18\v \x01(\tR\ferrorMessage\x12\x1a\n" +
+	"\battempts\x18\f \x01(\rR\battempts\x127\n" +
+	"\tstored_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\bstoredAt\x123\n" +
+	"\adied_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x06diedAt\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x0f \x01(\x04R\tsizeBytes\x12\x16\n" +
+	"\x06sha256\x18\x10 \x01(\fR\x06sha256\"Y\n" +
+	"\x0eLetterRedriven\x123\n" +
+	"\x06letter\x18\x01 \x01(\v2\x1b.sandtrail.events.v1.LetterR\x06letter\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\"X\n" +
+	"\rLetterDropped\x123\n" +
+	"\x06letter\x18\x01 \x01(\v2\x1b.sandtrail.events.v1.LetterR\x06letter\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
 
 var (
 	file_events_v1_events_proto_rawDescOnce sync.Once
@@ -1858,7 +2162,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),             // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                // 1: sandtrail.events.v1.Limits
@@ -1884,38 +2188,45 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*ExecCancelRequested)(nil),   // 21: sandtrail.events.v1.ExecCancelRequested
 	(*WorkspaceReleased)(nil),     // 22: sandtrail.events.v1.WorkspaceReleased
 	(*WorkspaceDeleted)(nil),      // 23: sandtrail.events.v1.WorkspaceDeleted
-	nil,                           // 24: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 26: common.v1.UsageMetrics
+	(*Letter)(nil),                // 24: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),        // 25: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),         // 26: sandtrail.events.v1.LetterDropped
+	nil,                           // 27: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 29: common.v1.UsageMetrics
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	24, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	27, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	25, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	28, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	6,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
-	26, // 7: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	26, // 8: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	26, // 9: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	25, // 10: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	26, // 11: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	29, // 7: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	29, // 8: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	29, // 9: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	28, // 10: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	29, // 11: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
 	14, // 12: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	25, // 13: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	28, // 13: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
 	14, // 14: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	25, // 15: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	28, // 15: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
 	17, // 16: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	26, // 17: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	29, // 17: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	18, // 18: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	18, // 19: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	26, // 20: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	25, // 21: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	29, // 20: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	28, // 21: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	28, // 22: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	28, // 23: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	24, // 24: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	24, // 25: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -1929,7 +2240,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
