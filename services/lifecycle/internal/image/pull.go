@@ -1,9 +1,9 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -30,7 +30,10 @@ import (
 
 const (
 	pullAttempts = 3
-	pullPause    = 500 * time.Millisecond
+	// maxManifest and maxConfig bound what of an image is held in memory. Real ones have some KiB.
+	maxManifest = 4 << 20
+	maxConfig   = 4 << 20
+	pullPause   = 500 * time.Millisecond
 )
 
 var errPrivateAddress = errors.New("the address is private")
@@ -97,9 +100,24 @@ func (p *puller) get(ctx context.Context, ref string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return remote.Image(parsed, remote.WithContext(ctx), remote.WithTransport(p.transport),
+	d, err := remote.Get(parsed, remote.WithContext(ctx), remote.WithTransport(p.transport),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}),
 		remote.WithRetryBackoff(remote.Backoff{Duration: p.pause, Factor: 2, Jitter: 0.3, Steps: 3}))
+	switch {
+	case err != nil:
+		return nil, err
+	case d.Size > maxManifest:
+		return nil, invalid("its manifest has %d bytes; at most %d are possible", d.Size, maxManifest)
+	case d.MediaType.IsSchema1():
+		return nil, invalid("its manifest is of schema 1, which nobody makes any more")
+	case !d.MediaType.IsIndex():
+		return d.Image()
+	}
+	index, err := d.ImageIndex()
+	if err != nil {
+		return nil, err
+	}
+	return pick(index, 0)
 }
 
 // attempts gets and unpacks an image; what may be better the next time is tried again, with a growing pause.
@@ -176,9 +194,13 @@ func FromPath(path string) Source {
 
 // pick goes through nested indexes, which are at most a few deep.
 func pick(index v1.ImageIndex, depth int) (v1.Image, error) {
-	manifest, err := index.IndexManifest()
+	raw, err := index.RawManifest()
 	if err != nil {
 		return nil, err
+	}
+	manifest, err := v1.ParseIndexManifest(bytes.NewReader(raw))
+	if err != nil {
+		return nil, invalid("its index cannot be read")
 	}
 	for _, d := range manifest.Manifests {
 		switch {
@@ -194,7 +216,7 @@ func pick(index v1.ImageIndex, depth int) (v1.Image, error) {
 			return index.Image(d.Digest)
 		}
 	}
-	return nil, fmt.Errorf("the layout holds no image for linux/%s", runtime.GOARCH)
+	return nil, invalid("it has no variant for linux/%s", runtime.GOARCH)
 }
 
 // classify says what a person can do about a failure.

@@ -2,6 +2,7 @@ package image
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -63,12 +65,23 @@ func (s *Store) unpack(ctx context.Context, src v1.Image, p prepare.Progress) (I
 	return img, writeJSON(s.metaPath(digest.Hex), img)
 }
 
+// describe reads an image's manifest and config. What they say comes from whoever made the image, their sizes too.
 func describe(src v1.Image) (Image, error) {
-	raw, err := src.RawConfigFile()
+	told, err := src.RawManifest()
 	if err != nil {
 		return Image{}, err
 	}
-	manifest, err := src.Manifest()
+	manifest, err := v1.ParseManifest(bytes.NewReader(told))
+	if err != nil {
+		return Image{}, invalid("what the registry has under this name is no image")
+	}
+	if t := manifest.Config.MediaType; t != "" && !t.IsConfig() {
+		return Image{}, invalid("it is no container image but %.100q", t)
+	}
+	if n := manifest.Config.Size; n <= 0 || n > maxConfig {
+		return Image{}, invalid("its config has %d bytes; between 1 and %d are possible", n, maxConfig)
+	}
+	raw, err := src.RawConfigFile()
 	if err != nil {
 		return Image{}, err
 	}
@@ -79,8 +92,8 @@ func describe(src v1.Image) (Image, error) {
 	if err != nil {
 		return Image{}, invalid("its config cannot be read")
 	}
-	if file.OS != "" && file.OS != "linux" {
-		return Image{}, invalid("it is for %.40q, not for linux", file.OS)
+	if file.OS != "" && file.OS != "linux" || file.Architecture != "" && file.Architecture != runtime.GOARCH {
+		return Image{}, invalid("it is for %.40q, not for linux/%s", file.OS+"/"+file.Architecture, runtime.GOARCH)
 	}
 	c := file.Config
 	return Image{Env: c.Env, WorkingDir: c.WorkingDir, User: c.User, Entrypoint: c.Entrypoint, Cmd: c.Cmd}, nil
