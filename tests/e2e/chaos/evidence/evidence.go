@@ -20,7 +20,7 @@ type Evidence struct {
 	Transcripts []Transcript `json:"-"`
 	// Buckets by name, each with its present entries by key.
 	Buckets map[string]map[string]Value `json:"-"`
-	// Pending are the commands that wait in CMD, Dead the letters in DLQ: their subjects.
+	// Pending are the commands that wait in CMD, Dead the letters in DLQ; without what they hold.
 	Pending []Message `json:"pending"`
 	Dead    []Message `json:"dead"`
 	Hosts   []Host    `json:"-"`
@@ -31,6 +31,8 @@ type Evidence struct {
 	// Appends are histories of appends with an expected sequence, see libs/eventlog/linear.
 	Appends []AppendHistory `json:"-"`
 	Samples []Sample        `json:"-"`
+	// Faults that were made on purpose, as far as they explain how an exec ended.
+	Faults []Fault `json:"faults,omitempty"`
 	// Settled is how the collector waited for log and hosts to agree; nil where it did not.
 	Settled *Settling `json:"settled"`
 	// Limits that were in force.
@@ -53,6 +55,8 @@ type Transcript struct {
 	Sandbox string          `json:"sandbox"`
 	Exec    string          `json:"exec"`
 	Chunks  []journal.Piece `json:"chunks"`
+	// Stdout and Stderr are of the bytes that are stored, in the order of the chunks' numbers, each number once.
+	Stdout, Stderr journal.Digest
 }
 
 // Value is an entry of a bucket.
@@ -67,6 +71,7 @@ type Message struct {
 	Seq     uint64              `json:"seq"`
 	Subject string              `json:"subject"`
 	Header  map[string][]string `json:"header,omitempty"`
+	Stored  time.Time           `json:"stored"`
 }
 
 // Host is what was found on a worker's host that carries a sandbox's name or lies in the worker's state directory.
@@ -144,14 +149,24 @@ type Sample struct {
 	Sandboxes []string `json:"sandboxes"`
 }
 
+// Fault is one that was made on purpose.
+type Fault struct {
+	At   time.Time `json:"at"`
+	Kind string    `json:"kind"`
+	// Sandbox that it met; empty where it met a service.
+	Sandbox string `json:"sandbox,omitempty"`
+	// Signal that programs of the sandbox were sent; 0 where they were sent none.
+	Signal int32 `json:"signal,omitempty"`
+}
+
 // Settling is a wait until log and hosts agreed.
 type Settling struct {
 	// Took from the first look to the one at which they agreed, or to the end of the wait.
 	Took time.Duration `json:"took"`
 	// Agreed is false where the wait ended first.
 	Agreed bool `json:"agreed"`
-	// Open says what did not agree at the last look, by sandbox.
-	Open map[string]string `json:"open,omitempty"`
+	// Open says what did not agree at the last look.
+	Open []string `json:"open,omitempty"`
 }
 
 // Limits in force; 0 and absent: none.

@@ -1,0 +1,212 @@
+package check
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
+)
+
+// oneOutcome: an acknowledged command has exactly one outcome, and of a refused one nothing came.
+func oneOutcome(w *world) []finding {
+	var f findings
+	for _, b := range sorted(w.boxes) {
+		if n := count[*eventsv1.SandboxRequested](b.events); n != 1 {
+			f.add(b.agg.Subject(), "it was requested %d times", n)
+		}
+		if n := count[*eventsv1.SandboxDestroyed](b.events); n > 1 {
+			f.add(b.agg.Subject(), "it was destroyed %d times", n)
+		}
+	}
+	for _, x := range sorted(w.runs) {
+		if n := count[*eventsv1.ExecCompleted](x.events) + count[*eventsv1.ExecLost](x.events); n > 1 {
+			f.add(x.agg.Subject(), "it ended %d times", n)
+		}
+	}
+	f = append(f, w.calls()...)
+	f = append(f, w.repeats()...)
+	for _, m := range w.Pending {
+		if age := w.Taken.Sub(m.Stored); age > w.settle {
+			f.add(m.Subject, "its command waits since %s", age.Round(time.Millisecond))
+		}
+	}
+	for _, m := range w.Dead {
+		f.add(m.Subject, "it was set aside: nobody carried it out")
+	}
+	return f
+}
+
+// calls judges each call by itself.
+func (w *world) calls() findings {
+	var f findings
+	made := w.byKey()
+	for _, c := range w.Calls {
+		switch {
+		case c.Answer != journal.Acknowledged:
+		case c.Op == journal.Create:
+			w.created(&f, c, made[c.Key])
+		case c.Op == journal.Exec, c.Op == journal.Attach:
+			w.executed(&f, c)
+		case c.Op == journal.Cancel:
+			if x := w.runs[c.Exec]; x == nil || !x.state.Over() {
+				f.add("exec "+c.Exec, "its cancel was acknowledged in call %d, and it has no end", c.Number)
+			}
+		case c.Op == journal.Destroy:
+			if b := w.boxes[c.Sandbox]; b == nil || b.state.State != sandbox.Destroyed {
+				f.add("sandbox "+c.Sandbox, "its end was acknowledged in call %d, and it is not destroyed", c.Number)
+			}
+		}
+	}
+	return f
+}
+
+func (w *world) created(f *findings, c journal.Call, made []string) {
+	b := w.boxes[c.Sandbox]
+	switch {
+	case b == nil:
+		f.add("sandbox "+c.Sandbox, "its create was acknowledged in call %d, and the log does not know it", c.Number)
+	case c.Key != "" && !slices.Equal(made, []string{c.Sandbox}):
+		f.add(b.agg.Subject(), "call %d was answered with it, and its key made %v", c.Number, made)
+	case w.underWay(b):
+		f.add(b.agg.Subject(), "its create was acknowledged in call %d, and it is still %s", c.Number, b.state.State)
+	}
+}
+
+// underWay: it is on its way to another state for longer than it may.
+func (w *world) underWay(b *box) bool {
+	return between(b) && w.Taken.Sub(last(b.events).Time) > w.settle
+}
+
+// between: it is in a state that it leaves by itself.
+func between(b *box) bool {
+	return slices.Contains([]string{sandbox.Requested, sandbox.Scheduled, sandbox.Starting, sandbox.Stopping, sandbox.Destroying}, b.state.State)
+}
+
+func (w *world) executed(f *findings, c journal.Call) {
+	x := w.runs[c.Exec]
+	if x == nil {
+		f.add("exec "+c.Exec, "it was acknowledged in call %d, and the log does not know it", c.Number)
+		return
+	}
+	if x.state.Over() || !w.mustBeOver(x) {
+		return
+	}
+	f.add(x.agg.Subject(), "it was acknowledged in call %d, and has no end", c.Number)
+}
+
+// mustBeOver: its sandbox has ended, or its program had more than the time that it needs.
+func (w *world) mustBeOver(x *run) bool {
+	if b := w.boxes[x.agg.Sandbox]; b == nil || b.state.Over() {
+		return true
+	}
+	if x.program == nil || x.program.Endless {
+		return false
+	}
+	lines := max(x.program.StdoutLines, x.program.StderrLines)
+	needs := 2 * time.Duration(lines) * x.program.Step //nolint:gosec // a number of lines
+	return w.Taken.Sub(x.state.RequestedAt) > needs+w.settle
+}
+
+// byKey are the sandboxes that each key of a create made.
+func (w *world) byKey() map[string][]string {
+	made := map[string][]string{}
+	for _, b := range sorted(w.boxes) {
+		if key := b.state.Labels[journal.Label]; key != "" {
+			made[key] = append(made[key], b.agg.ID)
+		}
+	}
+	return made
+}
+
+// byToken are the execs that each program was started as.
+func (w *world) byToken() map[string][]*run {
+	by := map[string][]*run{}
+	for _, x := range sorted(w.runs) {
+		if x.token != "" {
+			by[x.token] = append(by[x.token], x)
+		}
+	}
+	return by
+}
+
+// request is what calls repeat: the same key, or the same program.
+type request struct {
+	tenant string
+	op     journal.Op
+	key    string
+}
+
+// repeats judges the calls that ask for the same together: one thing came of them at most, none where all were refused, and every
+// answer names the same.
+func (w *world) repeats() findings {
+	var f findings
+	groups := map[request][]journal.Call{}
+	var order []request
+	for _, c := range w.Calls {
+		if c.Key == "" || c.Op != journal.Create && c.Op != journal.Exec {
+			continue
+		}
+		r := request{c.Tenant, c.Op, c.Key}
+		if groups[r] == nil {
+			order = append(order, r)
+		}
+		groups[r] = append(groups[r], c)
+	}
+	made, started := w.byKey(), w.byToken()
+	for _, r := range order {
+		var answers, came []string
+		refused := true
+		for _, c := range groups[r] {
+			refused = refused && c.Answer == journal.Refused
+			id := c.Sandbox
+			if c.Op == journal.Exec {
+				id = c.Exec
+			}
+			if c.Answer == journal.Acknowledged && !slices.Contains(answers, id) {
+				answers = append(answers, id)
+			}
+		}
+		if r.op == journal.Create {
+			came = made[r.key]
+		} else if p := groups[r][0].Program; p != nil {
+			for _, x := range started[p.Token] {
+				if !refused || x.state.Started() {
+					came = append(came, x.agg.ID)
+				}
+			}
+		}
+		name := string(r.op) + " of tenant " + r.tenant + " with key " + r.key
+		if len(answers) > 1 {
+			f.add(name, "it was answered with %s", strings.Join(answers, " and "))
+		}
+		if len(came) > 1 {
+			f.add(name, "it made %s", strings.Join(came, " and "))
+		}
+		if refused && len(came) > 0 {
+			f.add(name, "it was refused and made %s", strings.Join(came, " and "))
+		}
+	}
+	return f
+}
+
+// unsettled names what is on its way to an outcome.
+func unsettled(w *world) []finding {
+	var f findings
+	for _, b := range sorted(w.boxes) {
+		if between(b) {
+			f.add(b.agg.Subject(), "it is %s", b.state.State)
+		}
+	}
+	for _, x := range sorted(w.runs) {
+		if b := w.boxes[x.agg.Sandbox]; !x.state.Over() && (b == nil || b.state.Over()) {
+			f.add(x.agg.Subject(), "its sandbox has ended and it has not")
+		}
+	}
+	for _, m := range w.Pending {
+		f.add(m.Subject, "its command waits")
+	}
+	return f
+}

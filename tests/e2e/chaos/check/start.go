@@ -1,0 +1,55 @@
+package check
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// oneStart: an exec starts at most once, by the log and by what the programs themselves wrote.
+func oneStart(w *world) []finding {
+	var f findings
+	for _, x := range sorted(w.runs) {
+		if n := count[*eventsv1.ExecStarted](x.events); n > 1 {
+			f.add(x.agg.Subject(), "the log has %d starts", n)
+		}
+	}
+	by := w.byToken()
+	for token, runs := range by {
+		if len(runs) > 1 {
+			f.add(runs[0].agg.Subject(), "its program %s is there as %d execs", token, len(runs))
+		}
+	}
+	if w.Witnesses == nil {
+		return f
+	}
+	starts := map[string]int{}
+	where := map[string]string{}
+	read := map[string]bool{}
+	for _, wit := range w.Witnesses {
+		read[wit.Sandbox] = true
+		for token, n := range wit.Starts {
+			starts[token] += n
+			where[token] = wit.Sandbox
+		}
+	}
+	for _, token := range slices.Sorted(maps.Keys(starts)) {
+		name := fmt.Sprintf("program %s in sandbox %s", token, where[token])
+		runs := by[token]
+		if starts[token] > 1 {
+			f.add(name, "it was started %d times, by its own witness", starts[token])
+		}
+		if len(runs) == 0 || !runs[0].state.Started() {
+			f.add(name, "it was started, and the log has no start")
+		}
+	}
+	for _, x := range sorted(w.runs) {
+		if c := x.state.Completed; x.program != nil && c.GetReason() == sandbox.ReasonExited && read[x.agg.Sandbox] && starts[x.token] == 0 {
+			f.add(x.agg.Subject(), "it exited, and its program left no witness of its start")
+		}
+	}
+	return f
+}

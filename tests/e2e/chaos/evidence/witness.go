@@ -1,0 +1,86 @@
+package evidence
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
+)
+
+// CountStarts reads a witness file: one token a line. A last line without its end counts: its program has begun.
+func CountStarts(sandbox string, file []byte) Witness {
+	w := Witness{Sandbox: sandbox, Starts: map[string]int{}}
+	for line := range bytes.SplitSeq(file, []byte("\n")) {
+		if token := string(bytes.TrimSpace(line)); token != "" {
+			w.Starts[token]++
+		}
+	}
+	return w
+}
+
+// witness reads the witness file of a sandbox from its workspace on the host, whether it runs or is gone. One whose workspace is
+// gone too, or never was here, has none: false. A workspace without the file is one in which nothing was started.
+func (h Host) witness(ctx context.Context, sandbox string) (Witness, bool, error) {
+	var paths []string
+	for _, r := range h.Found {
+		// The keeper's own mount: only the kernel that has it mounted knows all that was written.
+		if r.Kind == Mount && r.Sandbox == sandbox && strings.HasPrefix(r.Detail, "/dev/loop") {
+			paths = append(paths, fmt.Sprintf("/proc/%d/root%s", r.PID, r.Name))
+		}
+	}
+	base := filepath.Join(h.StateDir, "workspaces", sandbox)
+	for _, dir := range append(paths, filepath.Join(base+".dir", "files")) {
+		if _, err := os.Stat(dir); err != nil {
+			continue // it has gone since
+		}
+		data, err := os.ReadFile(filepath.Join(dir, journal.Witness))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return Witness{}, false, fmt.Errorf("read the witness of sandbox %s: %w", sandbox, err)
+		}
+		return CountStarts(sandbox, data), true, nil
+	}
+	image := base + ".img"
+	if _, err := os.Stat(image); err != nil {
+		return Witness{}, false, nil //nolint:nilerr // there is none
+	}
+	data, err := readImage(ctx, image)
+	if err != nil {
+		return Witness{}, false, fmt.Errorf("read the witness of sandbox %s: %w", sandbox, err)
+	}
+	return CountStarts(sandbox, data), true, nil
+}
+
+// readImage reads the witness file from the file system of a workspace that nothing has mounted, without mounting it: nothing of
+// the host is changed. Without the file it gives nothing.
+func readImage(ctx context.Context, image string) ([]byte, error) {
+	var out, text bytes.Buffer
+	cmd := exec.CommandContext(ctx, debugfs(), "-R", "cat /"+journal.Witness, image)
+	cmd.Stdout, cmd.Stderr = &out, &text
+	switch err := cmd.Run(); {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s", err, text.String())
+	case strings.Contains(text.String(), "File not found"):
+		return nil, nil
+	case strings.Contains(text.String(), "while"):
+		// It ends with 0 whatever it met.
+		return nil, errors.New(text.String())
+	}
+	return out.Bytes(), nil
+}
+
+// debugfs lies in an sbin that is not always in PATH.
+func debugfs() string {
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(dir, "debugfs")); err == nil {
+			return path
+		}
+	}
+	return "debugfs"
+}
