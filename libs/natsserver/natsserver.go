@@ -5,6 +5,7 @@ package natsserver
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/url"
@@ -32,6 +33,9 @@ const (
 	maxSubscriptions = 65536 // of one connection
 	writeDeadline    = 10 * time.Second
 	readyTimeout     = 30 * time.Second
+
+	// blockExt is that of files of messages, which the server flushes itself.
+	blockExt = ".blk"
 )
 
 // Options of a server. Only Dir is required.
@@ -47,7 +51,8 @@ type Options struct {
 	// Token is asked of every connection; "" asks for none, and then whoever reaches the port may do everything.
 	Token string
 	// SyncInterval is how often streams are flushed to the disk; 0 leaves the server's two minutes. What was acknowledged since
-	// the last flush outlives a crash of the process but not one of the machine.
+	// the last flush outlives a crash of the process but not one of the machine. The flushes are of messages only: call Flush
+	// once streams and consumers are made or changed.
 	SyncInterval time.Duration
 	// SyncAlways flushes before every acknowledgement.
 	SyncAlways bool
@@ -74,6 +79,7 @@ type Cluster struct {
 // Server is a running server.
 type Server struct {
 	ns    *server.Server
+	dir   string
 	token string
 	lock  *os.File
 	once  sync.Once
@@ -100,7 +106,7 @@ func Start(o Options) (*Server, error) {
 	}
 	log := newLogger(o.Log)
 	ns.SetLoggerV2(log, false, false, false)
-	s := &Server{ns: ns, token: o.Token, lock: lock}
+	s := &Server{ns: ns, dir: o.Dir, token: o.Token, lock: lock}
 	if err := s.run(so, log); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("start nats server: %w", err)
@@ -260,6 +266,32 @@ func (s *Server) Port() int {
 
 // Leading reports whether it leads the cluster's JetStream; always for a single server.
 func (s *Server) Leading() bool { return s.ns.JetStreamIsLeader() }
+
+// Flush writes the definitions of streams and consumers to the disk. The server never does unless every write is flushed: a log
+// that lost power soon after it was made would be gone with all that had been flushed into it.
+func (s *Server) Flush() error {
+	return filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist), err == nil && filepath.Ext(path) == blockExt:
+			return nil
+		case err != nil:
+			return fmt.Errorf("flush the stream directory: %w", err)
+		case !d.IsDir() && !d.Type().IsRegular():
+			return nil
+		}
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil {
+			err = errors.Join(f.Sync(), f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("flush the stream directory: %w", err)
+		}
+		return nil
+	})
+}
 
 // Shutdown stops it and waits until everything is on disk and every goroutine has ended. Calling it again does nothing.
 func (s *Server) Shutdown() {

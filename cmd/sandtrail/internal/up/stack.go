@@ -76,7 +76,7 @@ func (u *Up) open(ctx context.Context, out, logs io.Writer) (_ *stack, err error
 		n = -1
 	}
 	s.nats, err = natsserver.Start(natsserver.Options{
-		Dir: filepath.Join(u.State, "nats"), Host: host, Port: n, SyncInterval: u.SyncInterval, Log: s.tel.Log,
+		Dir: filepath.Join(u.State, "nats"), Host: host, Port: n, SyncInterval: u.SyncInterval.Every, SyncAlways: u.SyncInterval.Every == 0, Log: s.tel.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -94,6 +94,9 @@ func (u *Up) open(ctx context.Context, out, logs io.Writer) (_ *stack, err error
 	}
 	if err := topology.EnsureWorker(ctx, js, worker, s.topology); err != nil {
 		return nil, fmt.Errorf("make the worker's consumers: %w", err)
+	}
+	if err := s.nats.Flush(); err != nil {
+		return nil, err
 	}
 	s.progress.done("log", "NATS JetStream at "+s.nats.URL())
 	return s, nil
