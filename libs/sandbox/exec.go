@@ -30,6 +30,7 @@ const (
 	ReasonCancelled        = "cancelled"
 	ReasonStartFailed      = "start_failed"
 	ReasonOOMKilled        = "oom_killed"
+	ReasonOutputLimit      = "output_limit"
 	ReasonSandboxDestroyed = "sandbox_destroyed"
 )
 

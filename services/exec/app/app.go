@@ -52,6 +52,9 @@ type Config struct {
 	MaxExecs, MaxExecsPerSandbox int
 	// DefaultTimeout of a command (1 h) and the most that may be asked for (24 h).
 	DefaultTimeout, MaxTimeout time.Duration
+	// OutputLimit is how many bytes of each stream of a command are recorded as they come (1 GiB). A command may ask for less; more is
+	// refused.
+	OutputLimit uint64
 	// StartDeadline is how long a command waits for its sandbox to become ready (10 min).
 	StartDeadline time.Duration
 	// OutputMemory bounds the output held for all commands together (64 MiB); full: programs are held back.
@@ -201,7 +204,7 @@ func (a *App) build(ctx context.Context) error {
 	a.runner = runner.New(ctx, runner.Config{
 		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,
-		ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
+		OutputLimit: a.cfg.OutputLimit, ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
 	})

@@ -31,6 +31,8 @@ type Exec struct {
 	Workdir        string        `short:"w" placeholder:"PATH" help:"Where it runs. Default: the workspace."`
 	Timeout        time.Duration `placeholder:"DURATION" help:"How long the command may run. Default: the server's."`
 	Stdin          bool          `short:"i" help:"Give it what comes in on stdin, at most 512 KiB."`
+	OutputLimit    string        `placeholder:"SIZE" help:"Record so many bytes of each output stream and the last MiB, e.g. 64Mi. Default: the server's."`
+	StopAtLimit    bool          `help:"End the command when its output passes the limit."`
 	Detach         bool          `short:"d" help:"Print the exec's id once it is accepted and leave it running."`
 	IdempotencyKey string        `placeholder:"KEY" help:"The same key with the same command gives the same exec for 24 hours. Default: a random one."`
 	Sandbox        string        `arg:"" help:"The sandbox's id."`
@@ -125,6 +127,12 @@ func (x *Exec) request(stdin io.Reader) (*computev1.ExecCommandRequest, error) {
 	}
 	req := &computev1.ExecCommandRequest{
 		SandboxId: x.Sandbox, Command: x.Command[0], Args: x.Command[1:], Env: env, WorkingDir: x.Workdir, Detach: x.Detach,
+		StopAtOutputLimit: x.StopAtLimit,
+	}
+	if x.OutputLimit != "" {
+		if req.OutputLimitBytes, err = size("--output-limit", x.OutputLimit); err != nil {
+			return nil, err
+		}
 	}
 	if x.Timeout < 0 {
 		return nil, usagef("--timeout: %s is negative", x.Timeout)
@@ -219,7 +227,7 @@ func (o *output) event(e *computev1.ExecEvent) error {
 		err = o.write(o.stderr, v.Stderr.GetData())
 	case *computev1.ExecEvent_Gap:
 		if !o.json {
-			o.env.warn("%s of %s were dropped here: it wrote more than its cap", render.Bytes(v.Gap.GetTo()-v.Gap.GetFrom()), render.Clean(v.Gap.GetStream()))
+			o.env.warn("%s of %s were dropped here: it wrote more than its limit, or faster than it could be read", render.Bytes(v.Gap.GetTo()-v.Gap.GetFrom()), render.Clean(v.Gap.GetStream()))
 		}
 	case *computev1.ExecEvent_Heartbeat:
 		return nil

@@ -20,17 +20,19 @@ func decimal(s string) (*big.Rat, bool) {
 	return new(big.Rat).SetString(s)
 }
 
-// memory is a size like 512Mi, 1.5Gi, 2G or a number of bytes; a part of a byte is a mistake.
-func memory(s string) (uint64, error) {
+// memory is that of --memory, size that of any flag: like 512Mi, 1.5Gi, 2G or a number of bytes; a part of a byte is a mistake.
+func memory(s string) (uint64, error) { return size("--memory", s) }
+
+func size(flag, s string) (uint64, error) {
 	number := strings.TrimRight(s, "kKMGTi")
 	unit, known := units[s[len(number):]]
 	r, ok := decimal(number)
 	if !ok || !known {
-		return 0, usagef("--memory: %q is not a size such as 512Mi or 2Gi", s)
+		return 0, usagef("%s: %q is not a size such as 512Mi or 2Gi", flag, s)
 	}
 	r.Mul(r, new(big.Rat).SetInt64(unit))
 	if !r.IsInt() || !r.Num().IsUint64() {
-		return 0, usagef("--memory: %q is not a whole number of bytes", s)
+		return 0, usagef("%s: %q is not a whole number of bytes", flag, s)
 	}
 	return r.Num().Uint64(), nil
 }

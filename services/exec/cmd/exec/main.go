@@ -23,6 +23,7 @@ type flags struct {
 	MaxExecsPerSandbox int           `default:"32" help:"Most commands at once in one sandbox."`
 	DefaultTimeout     time.Duration `default:"1h" help:"Timeout of a command that asks for none."`
 	MaxTimeout         time.Duration `default:"24h" help:"Longest timeout that may be asked for."`
+	OutputLimit        uint64        `default:"1073741824" help:"Bytes of each output stream of a command that are recorded as they come."`
 	StartDeadline      time.Duration `default:"10m" help:"How long a command waits for its sandbox to become ready."`
 }
 
@@ -30,7 +31,7 @@ func (f *flags) config() app.Config {
 	return app.Config{
 		StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
 		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
-		StartDeadline: f.StartDeadline,
+		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit,
 	}
 }
 

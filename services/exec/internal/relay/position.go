@@ -86,7 +86,9 @@ func (p *Position) Output(stream uint32) *eventsv1.Output {
 
 // skip records that bytes up to to are not there.
 func (s *StreamPosition) skip(to uint64) {
-	if len(s.Gaps) < maxGaps {
+	if n := len(s.Gaps); n > 0 && s.Gaps[n-1].GetTo() == s.End {
+		s.Gaps[n-1] = &eventsv1.Gap{From: s.Gaps[n-1].GetFrom(), To: to}
+	} else if n < maxGaps {
 		s.Gaps = append(s.Gaps, &eventsv1.Gap{From: s.End, To: to})
 	}
 	s.Dropped += to - s.End

@@ -60,32 +60,34 @@ func signal(c chan struct{}) {
 	}
 }
 
-// put adds the next n bytes that src gives, of a stream from offset on, and waits while the queue is full.
-func (q *queue) put(ctx context.Context, stream uint32, offset uint64, n int, src io.Reader) error {
+// put adds the next n bytes that src gives, of a stream from offset on, and waits while the queue is full. After an error as many as
+// it returns were added.
+func (q *queue) put(ctx context.Context, stream uint32, offset uint64, n int, src io.Reader) (added int, err error) {
 	for n > 0 {
 		part := min(n, q.maxChunk)
 		if q.budget != nil {
 			if err := q.budget.Acquire(ctx, int64(part)); err != nil {
-				return err
+				return added, err
 			}
 		}
 		if err := q.room(ctx); err != nil {
 			q.release(part)
-			return err
+			return added, err
 		}
 		for left := part; left > 0; {
 			to, joins := q.reserve(stream, offset, left)
 			if _, err := io.ReadFull(src, to.data); err != nil {
 				q.release(left)
-				return err
+				return added, err
 			}
 			q.commit(to, joins)
 			left -= len(to.data)
+			added += len(to.data)
 			offset += uint64(len(to.data))
 		}
 		n -= part
 	}
-	return nil
+	return added, nil
 }
 
 func (q *queue) room(ctx context.Context) error {

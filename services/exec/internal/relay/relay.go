@@ -22,6 +22,8 @@ type Options struct {
 	MinChunk, MaxChunk int
 	// QueueBytes is what one exec may hold that is not stored (512 KiB). Full: the toolbox is not read further.
 	QueueBytes int
+	// Limit is that of an exec that has none: 1 GiB.
+	Limit uint64
 	// Budget bounds all execs together; nil: only QueueBytes bounds each.
 	Budget Budget
 	Log    *slog.Logger
@@ -39,6 +41,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.QueueBytes <= 0 {
 		o.QueueBytes = 512 << 10
+	}
+	if o.Limit == 0 {
+		o.Limit = DefaultLimit
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -62,6 +67,11 @@ type Exec struct {
 	ID string
 	// Subject is subject.Output of the exec.
 	Subject string
+	// Limit is how many bytes of each stream are stored as they come; 0 is Options.Limit. Of what comes behind them the last TailBytes
+	// are stored at the end (Limit, if that is less), what lies between is a gap.
+	Limit uint64
+	// Passed, where set, is told of a stream that wrote more than Limit, again after a restart. It must not wait.
+	Passed func(stream uint32)
 }
 
 // Relay stores output in OUT. It is safe for concurrent use; one exec has one Run at a time in a process, and a guard
@@ -100,23 +110,19 @@ func (r *Relay) Position(ctx context.Context, x Exec) (Position, error) {
 func (r *Relay) Run(ctx context.Context, x Exec, pos Position, attach Attach) (Position, *toolboxv1.End, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := attach(ctx, pos.Stream(Stdout).End, pos.Stream(Stderr).End)
-	if err != nil {
-		return pos, nil, fmt.Errorf("attach: %w", err)
-	}
-	stop := context.AfterFunc(ctx, stream.Close)
-	defer stop()
-	defer stream.Close()
-
 	q := newQueue(r.opts)
+	src := newPump(q, x, attach, r.opts, pos.Stream(Stdout).End, pos.Stream(Stderr).End)
+	if err := src.open(ctx, src.next); err != nil {
+		return pos, nil, err
+	}
 	pump := make(chan pumped, 1)
 	go func() {
-		end, err := pumpStream(ctx, q, stream, pos.stdout.End, pos.stderr.End)
+		end, err := src.run(ctx)
 		q.close()
 		pump <- pumped{end, err}
 	}()
 	p := r.publisher(x, pos)
-	err = p.drain(ctx, q)
+	err := p.drain(ctx, q)
 	if err != nil {
 		// The pump may wait for room that nobody makes any more.
 		cancel()
@@ -152,64 +158,4 @@ func (p *publisher) drain(ctx context.Context, q *queue) error {
 		}
 		last = time.Now()
 	}
-}
-
-// pumpStream reads the toolbox into the queue. It checks offsets: bytes that came before are cut off, bytes that never came
-// are a gap.
-func pumpStream(ctx context.Context, q *queue, stream Stream, stdout, stderr uint64) (*toolboxv1.End, error) {
-	next := map[uint32]uint64{Stdout: stdout, Stderr: stderr}
-	gap := func(s uint32, to uint64) {
-		if to > next[s] {
-			q.putGap(s, next[s], to)
-			next[s] = to
-		}
-	}
-	for {
-		e, length, err := stream.Next()
-		if err != nil {
-			return nil, cut(ctx, err)
-		}
-		switch ev := e.GetEvent().(type) {
-		case *toolboxv1.AttachEvent_Data:
-			s, off := ev.Data.GetStream(), ev.Data.GetOffset()
-			if Name(s) == "" {
-				return nil, fmt.Errorf("read output: there is no stream %d", s)
-			}
-			gap(s, off)
-			past := next[s] - off
-			if past >= uint64(length) {
-				continue
-			}
-			if past > 0 {
-				if _, err := io.CopyN(io.Discard, stream, int64(past)); err != nil {
-					return nil, cut(ctx, err)
-				}
-			}
-			if err := q.put(ctx, s, next[s], length-int(past), stream); err != nil {
-				return nil, cut(ctx, err)
-			}
-			next[s] = off + uint64(length)
-		case *toolboxv1.AttachEvent_Skip:
-			if Name(ev.Skip.GetStream()) == "" {
-				return nil, fmt.Errorf("read output: there is no stream %d", ev.Skip.GetStream())
-			}
-			gap(ev.Skip.GetStream(), ev.Skip.GetTo())
-		case *toolboxv1.AttachEvent_End:
-			// Output that the toolbox counted and did not send is missing: said, never silent.
-			gap(Stdout, ev.End.GetStdout().GetBytes())
-			gap(Stderr, ev.End.GetStderr().GetBytes())
-			return ev.End, nil
-		}
-	}
-}
-
-// cut is the error of a stream that broke off.
-func cut(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read output: %w", err)
 }

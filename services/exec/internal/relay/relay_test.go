@@ -248,7 +248,8 @@ func TestFirstWriteOfAStreamIsAChunkOfItsOwn(t *testing.T) {
 				offset = s.offset + uint64(len(s.data))
 			}
 		}
-		require.NoError(t, q.put(t.Context(), w.stream, offset, len(w.text), strings.NewReader(w.text)), i)
+		_, err := q.put(t.Context(), w.stream, offset, len(w.text), strings.NewReader(w.text))
+		require.NoError(t, err, i)
 	}
 	var got []string
 	for _, s := range q.segs {
@@ -301,7 +302,9 @@ func TestQueueGivesEachByteOnce(t *testing.T) {
 					take()
 				}
 			}}
-			require.NoError(t, q.put(t.Context(), stream, offset, n, src))
+			added, err := q.put(t.Context(), stream, offset, n, src)
+			require.NoError(t, err)
+			require.Equal(t, n, added)
 		}
 		for waiting() {
 			take()

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -112,7 +113,7 @@ func (x *run) awaitBegun(ctx context.Context, began time.Time) error {
 	}
 }
 
-// check refuses what must never run and fills in the timeout.
+// check refuses what must never run and fills in the limits that were not asked for, so that the log has those that hold.
 func (r *Runner) check(c *commandsv1.StartExec) error {
 	spec := c.GetSpec()
 	if spec.GetCommand() == "" {
@@ -130,6 +131,13 @@ func (r *Runner) check(c *commandsv1.StartExec) error {
 	}
 	if spec.GetTimeoutMs() == 0 {
 		spec.TimeoutMs = uint64(r.cfg.DefaultTimeout.Milliseconds())
+	}
+	if spec.GetOutputLimitBytes() > r.cfg.OutputLimit {
+		return fault.Newf(fault.InvalidArgument, fault.ReasonValidation, "the limit of output is over the maximum of %d bytes", r.cfg.OutputLimit).
+			WithFields(map[string]string{"output_limit_bytes": "at most " + strconv.FormatUint(r.cfg.OutputLimit, 10)})
+	}
+	if spec.GetOutputLimitBytes() == 0 {
+		spec.OutputLimitBytes = r.cfg.OutputLimit
 	}
 	return nil
 }

@@ -3,7 +3,10 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -17,6 +20,10 @@ import (
 // follow relays the output until the end and records it. fresh: nothing is stored yet, so that nothing need be read first.
 func (x *run) follow(ctx context.Context, fresh bool) error {
 	down := x.outage()
+	x.out.Limit, x.out.Passed = x.state.Spec.GetOutputLimitBytes(), x.passed(ctx)
+	if x.out.Limit == 0 {
+		x.out.Limit = x.r.cfg.OutputLimit
+	}
 	var pos relay.Position
 	for {
 		if !fresh {
@@ -88,11 +95,52 @@ func (x *run) ended(ctx context.Context, end *toolboxv1.End, pos relay.Position)
 	if code == 0 && end.GetSignal() > 0 {
 		code = 128 + end.GetSignal()
 	}
-	return x.finish(ctx, sandbox.CompleteExec{Completed: &eventsv1.ExecCompleted{
+	done := &eventsv1.ExecCompleted{
 		ExitCode: code, Signal: end.GetSignal(), WallTimeUs: end.GetWallTimeUs(), Reason: end.GetReason(), Message: end.GetMessage(),
 		Usage: end.GetUsage(), UsageMethod: end.GetUsageMethod(), LastChunk: pos.Chunk,
 		Stdout: pos.Output(relay.Stdout), Stderr: pos.Output(relay.Stderr),
-	}})
+	}
+	if x.stopped(done) {
+		done.Reason = sandbox.ReasonOutputLimit
+	}
+	done.Message = join(done.GetMessage(), x.unrecorded("stdout", done.GetStdout()), x.unrecorded("stderr", done.GetStderr()))
+	return x.finish(ctx, sandbox.CompleteExec{Completed: done})
+}
+
+// passed ends the program of a stream over its limit where that was asked for.
+func (x *run) passed(ctx context.Context) func(uint32) {
+	if !x.state.Spec.GetStopAtOutputLimit() {
+		return nil
+	}
+	return func(uint32) {
+		go func() {
+			if err := x.r.kill(ctx, x.agg, sandbox.ReasonCancelled); err != nil && ctx.Err() == nil {
+				x.r.log.Warn("a command over its limit of output is not ended yet", "exec", x.agg.ID, "error", err)
+			}
+		}()
+	}
+}
+
+// stopped reports whether the limit of output ended the program. The toolbox calls it cancelled; nobody else asked for that.
+func (x *run) stopped(end *eventsv1.ExecCompleted) bool {
+	over := max(end.GetStdout().GetBytes(), end.GetStderr().GetBytes()) > x.out.Limit
+	return over && x.state.Spec.GetStopAtOutputLimit() && end.GetReason() == sandbox.ReasonCancelled && x.state.CancelRequested == ""
+}
+
+// unrecorded says for people what of a stream is missing; empty where nothing is.
+func (x *run) unrecorded(stream string, o *eventsv1.Output) string {
+	switch {
+	case o.GetDroppedBytes() == 0:
+		return ""
+	case o.GetBytes() > x.out.Limit:
+		return fmt.Sprintf("%d of %d bytes of %s are not recorded, it passed its limit of %d", o.GetDroppedBytes(), o.GetBytes(), stream, x.out.Limit)
+	default:
+		return fmt.Sprintf("%d of %d bytes of %s are not recorded, it was written faster than it could be read", o.GetDroppedBytes(), o.GetBytes(), stream)
+	}
+}
+
+func join(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; ")
 }
 
 // lose records that the end cannot be seen any more, with what is stored of the output.

@@ -36,6 +36,9 @@ type Config struct {
 	MaxExecs, MaxExecsPerSandbox int
 	// DefaultTimeout is for a command without one (1 h); one over MaxTimeout (24 h) is refused.
 	DefaultTimeout, MaxTimeout time.Duration
+	// OutputLimit is how many bytes of each stream of a command are recorded as they come (1 GiB). A command may ask for less; more is
+	// refused.
+	OutputLimit uint64
 	// StartDeadline is how long a command waits for its sandbox to become ready (10 min).
 	StartDeadline time.Duration
 	// ToolboxGrace is how long a toolbox may not answer before its sandbox counts as lost (10 s).
@@ -68,6 +71,9 @@ func (c Config) withDefaults() Config {
 	duration(&c.CancelGrace, 2*time.Second)
 	duration(&c.FenceWait, time.Second)
 	duration(&c.RequeueAfter, 5*time.Second)
+	if c.OutputLimit == 0 {
+		c.OutputLimit = relay.DefaultLimit
+	}
 	if c.MaxExecs <= 0 {
 		c.MaxExecs = 256
 	}

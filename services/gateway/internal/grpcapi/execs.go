@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
@@ -104,10 +106,13 @@ func (w *watcher) finish(end envelope.Recorded) error {
 	}
 }
 
+// forced are the ends that the program did not choose by itself.
+var forced = []string{sandbox.ReasonCancelled, sandbox.ReasonTimedOut, sandbox.ReasonOutputLimit}
+
 func completed(id string, b *eventsv1.ExecCompleted) *computev1.ExecCompleted {
 	return &computev1.ExecCompleted{
 		ExitCode: b.GetExitCode(), WallTime: durationpb.New(time.Duration(b.GetWallTimeUs()) * time.Microsecond),
-		Cancelled: b.GetReason() == "cancelled" || b.GetReason() == "timed_out", Usage: usage(b.GetUsage()),
+		Cancelled: slices.Contains(forced, b.GetReason()), Usage: usage(b.GetUsage()),
 		ExecId: id, UsageEventId: b.GetUsageEventId(), Signal: b.GetSignal(), Reason: b.GetReason(), Message: b.GetMessage(),
 		Stdout: digest(b.GetStdout()), Stderr: digest(b.GetStderr()),
 	}
@@ -117,7 +122,11 @@ func digest(o *eventsv1.Output) *computev1.OutputDigest {
 	if o.GetBytes() == 0 {
 		return nil
 	}
-	return &computev1.OutputDigest{Bytes: o.GetBytes(), DroppedBytes: o.GetDroppedBytes(), Sha256: o.GetSha256()}
+	d := &computev1.OutputDigest{Bytes: o.GetBytes(), DroppedBytes: o.GetDroppedBytes(), Sha256: o.GetSha256()}
+	for _, g := range o.GetGaps() {
+		d.Gaps = append(d.Gaps, &computev1.ByteRange{From: g.GetFrom(), To: g.GetTo()})
+	}
+	return d
 }
 
 func (s *Server) CancelExec(ctx context.Context, req *computev1.CancelExecRequest) (*computev1.CancelExecResponse, error) {

@@ -942,9 +942,14 @@ type ExecCommandRequest struct {
 	// Given to the command, then closed. Empty: the command reads end of file at once.
 	Stdin []byte `protobuf:"bytes,100,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// The exec goes on when this call's client goes away.
-	Detach        bool `protobuf:"varint,101,opt,name=detach,proto3" json:"detach,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Detach bool `protobuf:"varint,101,opt,name=detach,proto3" json:"detach,omitempty"`
+	// How many bytes of each stream are recorded as they come; 0 is the server's limit, over which the call is refused. Of what comes
+	// behind them the last MiB is recorded at the end (or as much as the limit, if that is less), what lies between is a gap.
+	OutputLimitBytes uint64 `protobuf:"varint,102,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
+	// End the command when a stream passes the limit, with reason output_limit. Otherwise it goes on.
+	StopAtOutputLimit bool `protobuf:"varint,103,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ExecCommandRequest) Reset() {
@@ -1029,6 +1034,20 @@ func (x *ExecCommandRequest) GetStdin() []byte {
 func (x *ExecCommandRequest) GetDetach() bool {
 	if x != nil {
 		return x.Detach
+	}
+	return false
+}
+
+func (x *ExecCommandRequest) GetOutputLimitBytes() uint64 {
+	if x != nil {
+		return x.OutputLimitBytes
+	}
+	return 0
+}
+
+func (x *ExecCommandRequest) GetStopAtOutputLimit() bool {
+	if x != nil {
+		return x.StopAtOutputLimit
 	}
 	return false
 }
@@ -1267,7 +1286,7 @@ type ExecEvent_Heartbeat struct {
 }
 
 type ExecEvent_Gap struct {
-	// Output that was dropped because the exec wrote more than its cap.
+	// Output that was not recorded, because the exec wrote more than its limit or faster than it could be read.
 	Gap *OutputGap `protobuf:"bytes,103,opt,name=gap,proto3,oneof"`
 }
 
@@ -1383,7 +1402,7 @@ type ExecCompleted struct {
 	// The program's own, or 128 + the signal's number.
 	ExitCode int32                `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	WallTime *durationpb.Duration `protobuf:"bytes,2,opt,name=wall_time,json=wallTime,proto3" json:"wall_time,omitempty"`
-	// It ended because its time was over or somebody cancelled it.
+	// It was ended: its time was over, somebody cancelled it, or it passed a limit of output at which it was to stop.
 	Cancelled bool             `protobuf:"varint,3,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	Usage     *v1.UsageMetrics `protobuf:"bytes,10,opt,name=usage,proto3" json:"usage,omitempty"`
 	ExecId    string           `protobuf:"bytes,100,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
@@ -1391,11 +1410,11 @@ type ExecCompleted struct {
 	UsageEventId string `protobuf:"bytes,101,opt,name=usage_event_id,json=usageEventId,proto3" json:"usage_event_id,omitempty"`
 	// 0 unless a signal ended it.
 	Signal int32 `protobuf:"varint,102,opt,name=signal,proto3" json:"signal,omitempty"`
-	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, sandbox_destroyed.
+	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed.
 	Reason string        `protobuf:"bytes,103,opt,name=reason,proto3" json:"reason,omitempty"`
 	Stdout *OutputDigest `protobuf:"bytes,104,opt,name=stdout,proto3" json:"stdout,omitempty"`
 	Stderr *OutputDigest `protobuf:"bytes,105,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	// Why a limit or a failed start ended it, for people.
+	// What a limit did to it, or why it did not start, for people.
 	Message       string `protobuf:"bytes,106,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1512,10 +1531,12 @@ type OutputDigest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the program wrote.
 	Bytes uint64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// What of it was dropped over the cap.
+	// What of it was not recorded.
 	DroppedBytes uint64 `protobuf:"varint,2,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
-	// Of the bytes that were kept.
-	Sha256        []byte `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Of the bytes that were recorded.
+	Sha256 []byte `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Where dropped bytes are missing, in order. At most 64; of more, only dropped_bytes tells.
+	Gaps          []*ByteRange `protobuf:"bytes,4,rep,name=gaps,proto3" json:"gaps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1571,6 +1592,66 @@ func (x *OutputDigest) GetSha256() []byte {
 	return nil
 }
 
+func (x *OutputDigest) GetGaps() []*ByteRange {
+	if x != nil {
+		return x.Gaps
+	}
+	return nil
+}
+
+// ByteRange is the bytes of a stream from from up to to, which is not part of it.
+type ByteRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ByteRange) Reset() {
+	*x = ByteRange{}
+	mi := &file_compute_v1_compute_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ByteRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ByteRange) ProtoMessage() {}
+
+func (x *ByteRange) ProtoReflect() protoreflect.Message {
+	mi := &file_compute_v1_compute_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ByteRange.ProtoReflect.Descriptor instead.
+func (*ByteRange) Descriptor() ([]byte, []int) {
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ByteRange) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ByteRange) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
 type ReadFileRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1585,7 +1666,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[19]
+	mi := &file_compute_v1_compute_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1678,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[19]
+	mi := &file_compute_v1_compute_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1691,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{19}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1652,7 +1733,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[20]
+	mi := &file_compute_v1_compute_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1745,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[20]
+	mi := &file_compute_v1_compute_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1758,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{20}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1715,7 +1796,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[21]
+	mi := &file_compute_v1_compute_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1808,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[21]
+	mi := &file_compute_v1_compute_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1821,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{21}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -1787,7 +1868,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[22]
+	mi := &file_compute_v1_compute_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1880,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[22]
+	mi := &file_compute_v1_compute_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1893,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{22}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WriteFileResponse) GetBytesWritten() int64 {
@@ -1836,7 +1917,7 @@ type ListFilesRequest struct {
 
 func (x *ListFilesRequest) Reset() {
 	*x = ListFilesRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[23]
+	mi := &file_compute_v1_compute_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +1929,7 @@ func (x *ListFilesRequest) String() string {
 func (*ListFilesRequest) ProtoMessage() {}
 
 func (x *ListFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[23]
+	mi := &file_compute_v1_compute_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +1942,7 @@ func (x *ListFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesRequest.ProtoReflect.Descriptor instead.
 func (*ListFilesRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{23}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListFilesRequest) GetSandboxId() string {
@@ -1902,7 +1983,7 @@ type ListFilesResponse struct {
 
 func (x *ListFilesResponse) Reset() {
 	*x = ListFilesResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[24]
+	mi := &file_compute_v1_compute_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1914,7 +1995,7 @@ func (x *ListFilesResponse) String() string {
 func (*ListFilesResponse) ProtoMessage() {}
 
 func (x *ListFilesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[24]
+	mi := &file_compute_v1_compute_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1927,7 +2008,7 @@ func (x *ListFilesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesResponse.ProtoReflect.Descriptor instead.
 func (*ListFilesResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{24}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListFilesResponse) GetEntries() []*FileEntry {
@@ -1960,7 +2041,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_compute_v1_compute_proto_msgTypes[25]
+	mi := &file_compute_v1_compute_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2053,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[25]
+	mi := &file_compute_v1_compute_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2066,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{25}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -2043,7 +2124,7 @@ type AttachExecRequest struct {
 
 func (x *AttachExecRequest) Reset() {
 	*x = AttachExecRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[26]
+	mi := &file_compute_v1_compute_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2136,7 @@ func (x *AttachExecRequest) String() string {
 func (*AttachExecRequest) ProtoMessage() {}
 
 func (x *AttachExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[26]
+	mi := &file_compute_v1_compute_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2149,7 @@ func (x *AttachExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{26}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AttachExecRequest) GetSandboxId() string {
@@ -2103,7 +2184,7 @@ type CancelExecRequest struct {
 
 func (x *CancelExecRequest) Reset() {
 	*x = CancelExecRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[27]
+	mi := &file_compute_v1_compute_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2196,7 @@ func (x *CancelExecRequest) String() string {
 func (*CancelExecRequest) ProtoMessage() {}
 
 func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[27]
+	mi := &file_compute_v1_compute_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2209,7 @@ func (x *CancelExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{27}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CancelExecRequest) GetSandboxId() string {
@@ -2153,7 +2234,7 @@ type CancelExecResponse struct {
 
 func (x *CancelExecResponse) Reset() {
 	*x = CancelExecResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[28]
+	mi := &file_compute_v1_compute_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2246,7 @@ func (x *CancelExecResponse) String() string {
 func (*CancelExecResponse) ProtoMessage() {}
 
 func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[28]
+	mi := &file_compute_v1_compute_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2259,7 @@ func (x *CancelExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{28}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{29}
 }
 
 type GetExecRequest struct {
@@ -2192,7 +2273,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[29]
+	mi := &file_compute_v1_compute_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2285,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[29]
+	mi := &file_compute_v1_compute_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2298,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{29}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetExecRequest) GetSandboxId() string {
@@ -2261,7 +2342,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[30]
+	mi := &file_compute_v1_compute_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2354,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[30]
+	mi := &file_compute_v1_compute_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2367,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{30}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetExecResponse) GetExecId() string {
@@ -2410,7 +2491,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[31]
+	mi := &file_compute_v1_compute_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2503,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[31]
+	mi := &file_compute_v1_compute_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2516,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{31}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchEventsRequest) GetAfterSequence() uint64 {
@@ -2492,7 +2573,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[32]
+	mi := &file_compute_v1_compute_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2585,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[32]
+	mi := &file_compute_v1_compute_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2598,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{32}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchEventsResponse) GetSequence() uint64 {
@@ -2640,7 +2721,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_compute_v1_compute_proto_msgTypes[33]
+	mi := &file_compute_v1_compute_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2652,7 +2733,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[33]
+	mi := &file_compute_v1_compute_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +2746,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{33}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListUsageRequest) GetPage() *v1.PageRequest {
@@ -2713,7 +2794,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_compute_v1_compute_proto_msgTypes[34]
+	mi := &file_compute_v1_compute_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2806,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[34]
+	mi := &file_compute_v1_compute_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2819,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{34}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListUsageResponse) GetRows() []*UsageRow {
@@ -2778,7 +2859,7 @@ type UsageRow struct {
 
 func (x *UsageRow) Reset() {
 	*x = UsageRow{}
-	mi := &file_compute_v1_compute_proto_msgTypes[35]
+	mi := &file_compute_v1_compute_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +2871,7 @@ func (x *UsageRow) String() string {
 func (*UsageRow) ProtoMessage() {}
 
 func (x *UsageRow) ProtoReflect() protoreflect.Message {
-	mi := &file_compute_v1_compute_proto_msgTypes[35]
+	mi := &file_compute_v1_compute_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +2884,7 @@ func (x *UsageRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRow.ProtoReflect.Descriptor instead.
 func (*UsageRow) Descriptor() ([]byte, []int) {
-	return file_compute_v1_compute_proto_rawDescGZIP(), []int{35}
+	return file_compute_v1_compute_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UsageRow) GetId() string {
@@ -2990,7 +3071,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\ttenant_id\x18\x04 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\"\x87\x01\n" +
 	"\x15ListSandboxesResponse\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.compute.v1.DescribeSandboxResponseR\tsandboxes\x12+\n" +
-	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xcc\x03\n" +
+	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xab\x04\n" +
 	"\x12ExecCommandRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12$\n" +
@@ -3002,7 +3083,9 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"workingDir\x12=\n" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x02*\x00R\atimeout\x12\x1f\n" +
 	"\x05stdin\x18d \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80 R\x05stdin\x12\x16\n" +
-	"\x06detach\x18e \x01(\bR\x06detach\x1a6\n" +
+	"\x06detach\x18e \x01(\bR\x06detach\x12,\n" +
+	"\x12output_limit_bytes\x18f \x01(\x04R\x10outputLimitBytes\x12/\n" +
+	"\x14stop_at_output_limit\x18g \x01(\bR\x11stopAtOutputLimit\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\" \n" +
@@ -3041,11 +3124,15 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x06reason\x18g \x01(\tR\x06reason\x120\n" +
 	"\x06stdout\x18h \x01(\v2\x18.compute.v1.OutputDigestR\x06stdout\x120\n" +
 	"\x06stderr\x18i \x01(\v2\x18.compute.v1.OutputDigestR\x06stderr\x12\x18\n" +
-	"\amessage\x18j \x01(\tR\amessage\"a\n" +
+	"\amessage\x18j \x01(\tR\amessage\"\x8c\x01\n" +
 	"\fOutputDigest\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12#\n" +
 	"\rdropped_bytes\x18\x02 \x01(\x04R\fdroppedBytes\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\xa6\x01\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\x12)\n" +
+	"\x04gaps\x18\x04 \x03(\v2\x15.compute.v1.ByteRangeR\x04gaps\"/\n" +
+	"\tByteRange\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\"\xa6\x01\n" +
 	"\x0fReadFileRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12\x1e\n" +
@@ -3217,7 +3304,7 @@ func file_compute_v1_compute_proto_rawDescGZIP() []byte {
 }
 
 var file_compute_v1_compute_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_compute_v1_compute_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_compute_v1_compute_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_compute_v1_compute_proto_goTypes = []any{
 	(SandboxStatus)(0),              // 0: compute.v1.SandboxStatus
 	(*WorkspaceSpec)(nil),           // 1: compute.v1.WorkspaceSpec
@@ -3239,115 +3326,117 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*OutputGap)(nil),               // 17: compute.v1.OutputGap
 	(*ExecCompleted)(nil),           // 18: compute.v1.ExecCompleted
 	(*OutputDigest)(nil),            // 19: compute.v1.OutputDigest
-	(*ReadFileRequest)(nil),         // 20: compute.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),        // 21: compute.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),        // 22: compute.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),       // 23: compute.v1.WriteFileResponse
-	(*ListFilesRequest)(nil),        // 24: compute.v1.ListFilesRequest
-	(*ListFilesResponse)(nil),       // 25: compute.v1.ListFilesResponse
-	(*FileEntry)(nil),               // 26: compute.v1.FileEntry
-	(*AttachExecRequest)(nil),       // 27: compute.v1.AttachExecRequest
-	(*CancelExecRequest)(nil),       // 28: compute.v1.CancelExecRequest
-	(*CancelExecResponse)(nil),      // 29: compute.v1.CancelExecResponse
-	(*GetExecRequest)(nil),          // 30: compute.v1.GetExecRequest
-	(*GetExecResponse)(nil),         // 31: compute.v1.GetExecResponse
-	(*WatchEventsRequest)(nil),      // 32: compute.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),     // 33: compute.v1.WatchEventsResponse
-	(*ListUsageRequest)(nil),        // 34: compute.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),       // 35: compute.v1.ListUsageResponse
-	(*UsageRow)(nil),                // 36: compute.v1.UsageRow
-	nil,                             // 37: compute.v1.CreateSandboxRequest.EnvVarsEntry
-	nil,                             // 38: compute.v1.CreateSandboxRequest.LabelsEntry
-	nil,                             // 39: compute.v1.SandboxDetail.LabelsEntry
-	nil,                             // 40: compute.v1.ExecCommandRequest.EnvEntry
-	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),         // 43: common.v1.UsageMetrics
-	(*v1.PageRequest)(nil),          // 44: common.v1.PageRequest
-	(*v1.PageResponse)(nil),         // 45: common.v1.PageResponse
+	(*ByteRange)(nil),               // 20: compute.v1.ByteRange
+	(*ReadFileRequest)(nil),         // 21: compute.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),        // 22: compute.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),        // 23: compute.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),       // 24: compute.v1.WriteFileResponse
+	(*ListFilesRequest)(nil),        // 25: compute.v1.ListFilesRequest
+	(*ListFilesResponse)(nil),       // 26: compute.v1.ListFilesResponse
+	(*FileEntry)(nil),               // 27: compute.v1.FileEntry
+	(*AttachExecRequest)(nil),       // 28: compute.v1.AttachExecRequest
+	(*CancelExecRequest)(nil),       // 29: compute.v1.CancelExecRequest
+	(*CancelExecResponse)(nil),      // 30: compute.v1.CancelExecResponse
+	(*GetExecRequest)(nil),          // 31: compute.v1.GetExecRequest
+	(*GetExecResponse)(nil),         // 32: compute.v1.GetExecResponse
+	(*WatchEventsRequest)(nil),      // 33: compute.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),     // 34: compute.v1.WatchEventsResponse
+	(*ListUsageRequest)(nil),        // 35: compute.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),       // 36: compute.v1.ListUsageResponse
+	(*UsageRow)(nil),                // 37: compute.v1.UsageRow
+	nil,                             // 38: compute.v1.CreateSandboxRequest.EnvVarsEntry
+	nil,                             // 39: compute.v1.CreateSandboxRequest.LabelsEntry
+	nil,                             // 40: compute.v1.SandboxDetail.LabelsEntry
+	nil,                             // 41: compute.v1.ExecCommandRequest.EnvEntry
+	(*durationpb.Duration)(nil),     // 42: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),         // 44: common.v1.UsageMetrics
+	(*v1.PageRequest)(nil),          // 45: common.v1.PageRequest
+	(*v1.PageResponse)(nil),         // 46: common.v1.PageResponse
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
-	41, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
+	42, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
 	1,  // 1: compute.v1.CreateSandboxRequest.workspace:type_name -> compute.v1.WorkspaceSpec
 	2,  // 2: compute.v1.CreateSandboxRequest.limits:type_name -> compute.v1.ResourceLimits
-	37, // 3: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
-	38, // 4: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
+	38, // 3: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
+	39, // 4: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
 	0,  // 5: compute.v1.CreateSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	42, // 6: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	41, // 7: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
-	43, // 8: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
-	42, // 9: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	43, // 6: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	42, // 7: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
+	44, // 8: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
+	43, // 9: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
 	0,  // 10: compute.v1.DescribeSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	42, // 11: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	41, // 12: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
-	43, // 13: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
+	43, // 11: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	42, // 12: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
+	44, // 13: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
 	9,  // 14: compute.v1.DescribeSandboxResponse.detail:type_name -> compute.v1.SandboxDetail
-	39, // 15: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
+	40, // 15: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
 	2,  // 16: compute.v1.SandboxDetail.limits:type_name -> compute.v1.ResourceLimits
 	1,  // 17: compute.v1.SandboxDetail.workspace:type_name -> compute.v1.WorkspaceSpec
-	42, // 18: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
-	42, // 19: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
-	42, // 20: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
-	42, // 21: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	44, // 22: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
+	43, // 18: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
+	43, // 19: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 20: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 21: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	45, // 22: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
 	0,  // 23: compute.v1.ListSandboxesRequest.statuses:type_name -> compute.v1.SandboxStatus
 	8,  // 24: compute.v1.ListSandboxesResponse.sandboxes:type_name -> compute.v1.DescribeSandboxResponse
-	45, // 25: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
-	40, // 26: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
-	41, // 27: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
+	46, // 25: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
+	41, // 26: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
+	42, // 27: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
 	13, // 28: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
 	14, // 29: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
 	18, // 30: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
 	16, // 31: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
 	17, // 32: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
-	42, // 33: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
-	41, // 34: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
-	43, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	43, // 33: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
+	42, // 34: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
+	44, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	19, // 36: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
 	19, // 37: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
-	26, // 38: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
-	42, // 39: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 40: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
-	42, // 41: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
-	42, // 42: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
-	42, // 43: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
-	42, // 44: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
-	44, // 45: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
-	36, // 46: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
-	45, // 47: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
-	42, // 48: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
-	43, // 49: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
-	3,  // 50: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
-	5,  // 51: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
-	7,  // 52: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	12, // 53: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	20, // 54: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	22, // 55: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	24, // 56: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 57: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	27, // 58: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	28, // 59: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	30, // 60: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	32, // 61: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	34, // 62: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
-	4,  // 63: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 64: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 65: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	15, // 66: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	21, // 67: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	23, // 68: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	25, // 69: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 70: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 71: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	29, // 72: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	31, // 73: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	33, // 74: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	35, // 75: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
-	63, // [63:76] is the sub-list for method output_type
-	50, // [50:63] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	20, // 38: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
+	27, // 39: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
+	43, // 40: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 41: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
+	43, // 42: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 43: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
+	43, // 44: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 45: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
+	45, // 46: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
+	37, // 47: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
+	46, // 48: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
+	43, // 49: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
+	44, // 50: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
+	3,  // 51: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
+	5,  // 52: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
+	7,  // 53: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
+	12, // 54: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	21, // 55: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	23, // 56: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	25, // 57: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 58: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	28, // 59: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	29, // 60: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	31, // 61: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	33, // 62: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	35, // 63: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	4,  // 64: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 65: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 66: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	15, // 67: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	22, // 68: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	24, // 69: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	26, // 70: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 71: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 72: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	30, // 73: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	32, // 74: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	34, // 75: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	36, // 76: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	64, // [64:77] is the sub-list for method output_type
+	51, // [51:64] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_compute_v1_compute_proto_init() }
@@ -3362,14 +3451,14 @@ func file_compute_v1_compute_proto_init() {
 		(*ExecEvent_Heartbeat)(nil),
 		(*ExecEvent_Gap)(nil),
 	}
-	file_compute_v1_compute_proto_msgTypes[35].OneofWrappers = []any{}
+	file_compute_v1_compute_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_compute_v1_compute_proto_rawDesc), len(file_compute_v1_compute_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

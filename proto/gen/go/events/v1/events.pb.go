@@ -914,17 +914,20 @@ func (x *SandboxUsageSampled) GetUptimeMs() uint64 {
 
 // ExecSpec is what was asked for, without secrets.
 type ExecSpec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Command       string                 `protobuf:"bytes,1,opt,name=command,proto3" json:"command,omitempty"`
-	Args          []string               `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`
-	WorkingDir    string                 `protobuf:"bytes,3,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
-	EnvKeys       []string               `protobuf:"bytes,4,rep,name=env_keys,json=envKeys,proto3" json:"env_keys,omitempty"`
-	TimeoutMs     uint64                 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	StdinBytes    uint64                 `protobuf:"varint,6,opt,name=stdin_bytes,json=stdinBytes,proto3" json:"stdin_bytes,omitempty"`
-	Detach        bool                   `protobuf:"varint,7,opt,name=detach,proto3" json:"detach,omitempty"`
-	SessionId     string                 `protobuf:"bytes,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Command    string                 `protobuf:"bytes,1,opt,name=command,proto3" json:"command,omitempty"`
+	Args       []string               `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`
+	WorkingDir string                 `protobuf:"bytes,3,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	EnvKeys    []string               `protobuf:"bytes,4,rep,name=env_keys,json=envKeys,proto3" json:"env_keys,omitempty"`
+	TimeoutMs  uint64                 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	StdinBytes uint64                 `protobuf:"varint,6,opt,name=stdin_bytes,json=stdinBytes,proto3" json:"stdin_bytes,omitempty"`
+	Detach     bool                   `protobuf:"varint,7,opt,name=detach,proto3" json:"detach,omitempty"`
+	SessionId  string                 `protobuf:"bytes,8,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// How many bytes of each stream are recorded as they come.
+	OutputLimitBytes  uint64 `protobuf:"varint,9,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
+	StopAtOutputLimit bool   `protobuf:"varint,10,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ExecSpec) Reset() {
@@ -1011,6 +1014,20 @@ func (x *ExecSpec) GetSessionId() string {
 		return x.SessionId
 	}
 	return ""
+}
+
+func (x *ExecSpec) GetOutputLimitBytes() uint64 {
+	if x != nil {
+		return x.OutputLimitBytes
+	}
+	return 0
+}
+
+func (x *ExecSpec) GetStopAtOutputLimit() bool {
+	if x != nil {
+		return x.StopAtOutputLimit
+	}
+	return false
 }
 
 // ExecRequested: accepted while the sandbox was not ready yet.
@@ -1285,7 +1302,7 @@ type ExecCompleted struct {
 	ExitCode   int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Signal     int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
 	WallTimeUs uint64                 `protobuf:"varint,3,opt,name=wall_time_us,json=wallTimeUs,proto3" json:"wall_time_us,omitempty"`
-	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, sandbox_destroyed
+	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed
 	Reason       string           `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message      string           `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	Usage        *v1.UsageMetrics `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
@@ -2044,7 +2061,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x16workspace_delete_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x14workspaceDeleteAfter\"a\n" +
 	"\x13SandboxUsageSampled\x12-\n" +
 	"\x05usage\x18\x01 \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
-	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"\xeb\x01\n" +
+	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"\xca\x02\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -2057,7 +2074,10 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"stdinBytes\x12\x16\n" +
 	"\x06detach\x18\a \x01(\bR\x06detach\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\b \x01(\tR\tsessionId\"\xb9\x01\n" +
+	"session_id\x18\b \x01(\tR\tsessionId\x12,\n" +
+	"\x12output_limit_bytes\x18\t \x01(\x04R\x10outputLimitBytes\x12/\n" +
+	"\x14stop_at_output_limit\x18\n" +
+	" \x01(\bR\x11stopAtOutputLimit\"\xb9\x01\n" +
 	"\rExecRequested\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
