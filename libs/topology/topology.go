@@ -136,6 +136,8 @@ func streams(o Options) []jetstream.StreamConfig {
 	evt := base(StreamEvents, "Every event of every aggregate, for ever", subject.Events)
 	evt.MaxBytes, evt.MaxMsgSize = o.EventsMaxBytes, MaxEventSize
 	evt.DenyDelete = true
+	// Decompressed blocks are garbage that each reader of the log makes the server collect (ADR 22).
+	evt.Compression = jetstream.NoCompression
 	evt.AllowAtomicPublish = true
 	evt.Duplicates = 10 * time.Minute
 	evt.RePublish = republish(subject.Events)

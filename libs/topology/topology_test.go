@@ -2,6 +2,8 @@ package topology_test
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,6 +129,39 @@ func TestEnsureGivesTheLogMoreRoom(t *testing.T) {
 	s, err := f.JS.Stream(ctx, topology.StreamEvents)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, s.CachedInfo().State.Msgs)
+}
+
+// A log that was compressed block by block goes on uncompressed, and what stands in the old blocks is read as before.
+func TestALogWrittenCompressedIsReadToItsEnd(t *testing.T) {
+	f := natstest.Start(t)
+	ctx := limited(t)
+	earlier := configOf(t, f.JS, topology.StreamEvents)
+	earlier.Compression = jetstream.S2Compression
+	_, err := f.JS.UpdateStream(ctx, earlier)
+	require.NoError(t, err)
+	f.Restart()
+	var want []string
+	write := func() {
+		for range 12 { // blocks hold 8 MiB, and only a full one is compressed
+			body := strings.Repeat(strconv.Itoa(len(want)%10), topology.MaxEventSize-1<<10)
+			_, err := f.JS.Publish(ctx, "evt.acme.tenant", []byte(body))
+			require.NoError(t, err)
+			want = append(want, body[:1])
+		}
+	}
+	write()
+	require.NoError(t, topology.Ensure(ctx, f.JS, f.Options))
+	write()
+	f.Restart()
+	write()
+	s, err := f.JS.Stream(ctx, topology.StreamEvents)
+	require.NoError(t, err)
+	require.Equal(t, jetstream.NoCompression, s.CachedInfo().Config.Compression)
+	for i, first := range want {
+		m, err := s.GetMsg(ctx, uint64(i+1))
+		require.NoError(t, err)
+		require.Equal(t, strings.Repeat(first, topology.MaxEventSize-1<<10), string(m.Data), "message %d", i+1)
+	}
 }
 
 func TestEnsureAtTheSameTime(t *testing.T) {
