@@ -27,12 +27,18 @@ type Projection struct {
 	kv  jetstream.KeyValue
 
 	mu   sync.Mutex
-	open map[subject.Aggregate]sandbox.Exec
+	open map[subject.Aggregate]known
+}
+
+// known is an exec as of the last event that was applied here, and the revision of the receipt that was written of it; 0: none.
+type known struct {
+	exec     sandbox.Exec
+	revision uint64
 }
 
 // New makes the projection into the bucket.
 func New(log eventlog.Log, kv jetstream.KeyValue) *Projection {
-	return &Projection{log: log, kv: kv, open: map[subject.Aggregate]sandbox.Exec{}}
+	return &Projection{log: log, kv: kv, open: map[subject.Aggregate]known{}}
 }
 
 func (p *Projection) Name() string       { return "exec-receipt" }
@@ -48,94 +54,94 @@ func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
 	if err != nil {
 		return fmt.Errorf("receipt: %w", err)
 	}
-	x, err := p.evolve(ctx, agg, e)
+	k, err := p.evolve(ctx, agg, e)
 	if err != nil {
 		return fmt.Errorf("receipt of exec %s: %w", agg.ID, err)
 	}
-	if err := p.store(ctx, agg, x.View()); err != nil {
-		p.forget(agg)
+	if k.revision, err = p.store(ctx, agg, k.exec.View(), k.revision); err != nil {
 		return fmt.Errorf("store receipt of exec %s: %w", agg.ID, err)
 	}
+	p.keep(agg, k)
 	return nil
 }
 
-// evolve gives the state behind e, from the remembered one where that is the state before e.
-func (p *Projection) evolve(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) (sandbox.Exec, error) {
+// evolve gives the state behind e, from the remembered one where that is the state before e. It is no longer remembered then.
+func (p *Projection) evolve(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) (known, error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	x, known := p.open[agg]
+	k, ok := p.open[agg]
 	delete(p.open, agg)
-	if known && x.LastSeq < e.Seq {
-		next, err := x.Evolve(e)
-		if err != nil {
-			return x, err
-		}
-		p.keep(agg, next)
-		return next, nil
+	p.mu.Unlock()
+	var err error
+	if ok && k.exec.LastSeq < e.Seq {
+		k.exec, err = k.exec.Evolve(e)
+		return k, err
 	}
 	h, err := p.log.Load(ctx, agg)
 	if err != nil {
-		return x, err
+		return known{}, err
 	}
 	// Up to e at least; what stands behind it already comes again and changes nothing. An event of a later version is left out: a
 	// receipt shows, it does not decide, and one that waited for a newer program would hold up all others.
-	if x, err = sandbox.ShowExec(h); err == nil {
-		p.keep(agg, x)
-	}
-	return x, err
+	x, err := sandbox.ShowExec(h)
+	return known{exec: x}, err
 }
 
-func (p *Projection) keep(agg subject.Aggregate, x sandbox.Exec) {
-	if x.Over() {
+func (p *Projection) keep(agg subject.Aggregate, k known) {
+	if k.exec.Over() {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if len(p.open) >= openMost {
 		clear(p.open)
 	}
-	p.open[agg] = x
-}
-
-func (p *Projection) forget(agg subject.Aggregate) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.open, agg)
+	p.open[agg] = k
 }
 
 // storeAttempts bounds how often a receipt is written against somebody else who writes it too.
 const storeAttempts = 8
 
-// store puts the view unless a newer one is there. Several writers may do so at once.
-func (p *Projection) store(ctx context.Context, agg subject.Aggregate, v *commandsv1.ExecView) error {
+// store puts the view unless a newer one is there, and returns its revision; 0 where somebody else's stands. Several writers may
+// do so at once. What stands there is only read when the revision is not the expected one: an exec's receipt has one writer nearly always.
+func (p *Projection) store(ctx context.Context, agg subject.Aggregate, v *commandsv1.ExecView, revision uint64) (uint64, error) {
 	data, err := proto.Marshal(v)
 	if err != nil {
-		return err
+		return 0, err
 	}
+	key := Key(agg)
 	for range storeAttempts {
-		if err = p.put(ctx, Key(agg), data, v.GetLastSequence()); err == nil || !errors.Is(err, errMoved) {
-			return err
+		var put uint64
+		if put, err = p.put(ctx, key, data, revision); err == nil || !errors.Is(err, errMoved) {
+			return put, err
 		}
+		have, getErr := p.kv.Get(ctx, key)
+		if errors.Is(getErr, jetstream.ErrKeyNotFound) {
+			revision = 0
+			continue
+		}
+		if getErr != nil {
+			return 0, getErr
+		}
+		old := &commandsv1.ExecView{}
+		if proto.Unmarshal(have.Value(), old) == nil && old.GetLastSequence() >= v.GetLastSequence() {
+			return 0, nil
+		}
+		revision = have.Revision()
 	}
-	return err
+	return 0, err
 }
 
-// errMoved: somebody else wrote in between.
+// errMoved: what stands there is not what was expected.
 var errMoved = errors.New("the receipt was written by somebody else")
 
-func (p *Projection) put(ctx context.Context, key string, data []byte, seq uint64) error {
-	have, err := p.kv.Get(ctx, key)
-	switch {
-	case errors.Is(err, jetstream.ErrKeyNotFound):
-		_, err = p.kv.Create(ctx, key, data)
-	case err != nil:
-	default:
-		old := &commandsv1.ExecView{}
-		if proto.Unmarshal(have.Value(), old) == nil && old.GetLastSequence() >= seq {
-			return nil
-		}
-		_, err = p.kv.Update(ctx, key, data, have.Revision())
+func (p *Projection) put(ctx context.Context, key string, data []byte, revision uint64) (put uint64, err error) {
+	if revision == 0 {
+		put, err = p.kv.Create(ctx, key, data)
+	} else {
+		put, err = p.kv.Update(ctx, key, data, revision)
 	}
 	if errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
-		return errors.Join(errMoved, err)
+		err = errors.Join(errMoved, err)
 	}
-	return err
+	return put, err
 }
