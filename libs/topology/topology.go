@@ -144,6 +144,8 @@ func streams(o Options) []jetstream.StreamConfig {
 
 	cmd := base(StreamCommands, "Commands that wait for their worker", subject.Commands)
 	cmd.Retention = jetstream.WorkQueuePolicy
+	// A command stands here for milliseconds, and a block is compressed again each time its last command is taken.
+	cmd.Compression = jetstream.NoCompression
 	cmd.MaxAge, cmd.MaxBytes, cmd.MaxMsgSize = day, 4<<30, MaxCommandSize
 	cmd.Duplicates = 10 * time.Minute
 
