@@ -22,6 +22,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/watermillnats"
 	"github.com/sandtrail/sandtrail/services/gc/internal/sweep"
+	"github.com/sandtrail/sandtrail/services/gc/internal/transcripts"
 )
 
 // Finding is one thing that is over, see package sweep.
@@ -31,6 +32,10 @@ type Finding = sweep.Finding
 type Config struct {
 	// Every is the longest time between two passes: 1 min. What becomes due in between is found when it is due.
 	Every time.Duration
+	// OutputEvery is the time between two looks at the room that transcripts take up: 1 s.
+	OutputEvery time.Duration
+	// TenantOutputBytes is the most that the transcripts of one tenant may take up; 0 is no bound but the room that there is.
+	TenantOutputBytes uint64
 }
 
 // Validate reports every mistake at once.
@@ -38,6 +43,9 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Every < 0 {
 		errs = append(errs, fmt.Errorf("interval: %s is negative", c.Every))
+	}
+	if c.OutputEvery < 0 {
+		errs = append(errs, fmt.Errorf("output interval: %s is negative", c.OutputEvery))
 	}
 	return errors.Join(errs...)
 }
@@ -64,8 +72,10 @@ type App struct {
 	registry *prometheus.Registry
 	sweeper  *sweep.Sweeper
 	now      func() time.Time
+	output   *transcripts.Keeper
 	found    *prometheus.CounterVec
 	failed   prometheus.Counter
+	evicted  prometheus.Counter
 }
 
 // New checks the configuration.
@@ -75,6 +85,9 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 	}
 	if cfg.Every == 0 {
 		cfg.Every = time.Minute
+	}
+	if cfg.OutputEvery == 0 {
+		cfg.OutputEvery = time.Second
 	}
 	js, err := jetstream.New(d.NC)
 	if err != nil {
@@ -101,7 +114,11 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 		failed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "sandtrail_gc_failures_total", Help: "Passes that did not look at everything.",
 		}),
+		evicted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sandtrail_gc_transcripts_given_up_bytes_total", Help: "Recorded output that was given up before its time for lack of room.",
+		}),
 	}
+	a.output = transcripts.New(js, transcripts.Options{TenantBytes: cfg.TenantOutputBytes, Log: a.log})
 	for _, f := range []Finding{
 		{Kind: sweep.KindWorkspace, Action: sweep.ActionDelete},
 		{Kind: sweep.KindSandbox, Action: sweep.ActionDestroy},
@@ -109,7 +126,7 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 	} {
 		a.found.WithLabelValues(f.Kind, f.Action) // so that the first one is an increase
 	}
-	for _, c := range []prometheus.Collector{a.found, a.failed} {
+	for _, c := range []prometheus.Collector{a.found, a.failed, a.evicted} {
 		if err := d.Registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -151,6 +168,7 @@ func (a *App) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return set.Run(ctx, a.js) })
 	g.Go(func() error { return a.listen(ctx, news) })
+	g.Go(func() error { a.keepRoom(ctx); return nil })
 	g.Go(func() error {
 		select {
 		case <-set.Ready():
@@ -168,6 +186,27 @@ func (a *App) Run(ctx context.Context) error {
 		}
 	})
 	return g.Wait()
+}
+
+// keepRoom looks after the room of transcripts until ctx ends.
+func (a *App) keepRoom(ctx context.Context) {
+	tick := time.NewTicker(a.cfg.OutputEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		evicted, err := a.output.Look(ctx)
+		for _, e := range evicted {
+			a.evicted.Add(float64(e.Bytes))
+		}
+		if err != nil && ctx.Err() == nil {
+			a.failed.Inc()
+			a.log.Warn("the room of transcripts was not looked after", "error", err)
+		}
+	}
 }
 
 // listen takes what happens to sandboxes and workspaces as a hint that something else may be due next.

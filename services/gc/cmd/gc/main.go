@@ -20,6 +20,12 @@ type flags struct {
 	Once   bool          `help:"Make one pass and end."`
 	DryRun bool          `help:"Make one pass that only shows what would be removed, and why."`
 	Every  time.Duration `default:"1m" help:"Longest time between two passes."`
+
+	TenantOutputBytes uint64 `help:"Most bytes that the recorded output of one tenant may take up. Default: the room that there is, shared."`
+}
+
+func (f *flags) config() app.Config {
+	return app.Config{Every: f.Every, TenantOutputBytes: f.TenantOutputBytes}
 }
 
 // single is one pass as a service.
@@ -41,8 +47,8 @@ func main() {
 	kong.Parse(&f, chassis.Options("gc", "Removes what is over.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "gc", f.Flags, app.Config{Every: f.Every}.Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		a, err := app.New(ctx, app.Config{Every: f.Every}, app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
+	os.Exit(chassis.Run(ctx, "gc", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		a, err := app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
 		if err != nil || !f.Once && !f.DryRun {
 			return a, err
 		}
