@@ -69,6 +69,11 @@ type Message struct {
 	parsed nats.Header
 }
 
+// Stored is a message of a stream that was read by itself; nothing is said about how many are left behind it.
+func Stored(m *jetstream.RawStreamMsg) Message {
+	return Message{Subject: m.Subject, Seq: m.Sequence, Stored: m.Time.UnixNano(), Data: m.Data, parsed: m.Header}
+}
+
 // Head reads what the headers say about an event.
 func (m Message) Head() envelope.Head {
 	if m.block != nil {

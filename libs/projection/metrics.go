@@ -3,6 +3,7 @@ package projection
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
 
@@ -10,6 +11,8 @@ type metrics struct {
 	applied, unknown, malformed prometheus.Counter
 	lag                         prometheus.Gauge
 	failures                    prometheus.Counter
+	// dead by the reasons of package dlq.
+	dead map[string]prometheus.Counter
 }
 
 // newMetrics makes or finds the metrics. The label projection is its name, result one of three words.
@@ -34,9 +37,19 @@ func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	if err != nil {
 		return nil, err
 	}
+	dead, err := telemetry.Register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sandtrail_projection_dead_letters_total", ConstLabels: own,
+		Help: "Events that were set aside, by reason: poison or panic. The view goes without them.",
+	}, []string{"reason"}))
+	if err != nil {
+		return nil, err
+	}
 	// Looked up here, so that the first one is an increase and an event costs no look-up.
 	return &metrics{
 		applied: events.WithLabelValues("applied"), unknown: events.WithLabelValues("unknown"), malformed: events.WithLabelValues("malformed"),
 		lag: lag, failures: failures,
+		dead: map[string]prometheus.Counter{
+			dlq.ReasonPoison: dead.WithLabelValues(dlq.ReasonPoison), dlq.ReasonPanic: dead.WithLabelValues(dlq.ReasonPanic),
+		},
 	}, nil
 }

@@ -4,6 +4,7 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -29,8 +31,12 @@ type Projection interface {
 	// Subjects are filters of events.
 	Subjects() []string
 	// Apply puts an event into the view and does nothing else: no message, no call, no cost beside it, because a replay applies
-	// everything again. It is idempotent: after a crash it sees up to SaveEvery events a second time. Events of types that this
-	// program does not know do not come here. An error is tried again, without end and in order.
+	// everything again. It is idempotent: after a crash it sees up to SaveEvery events a second time, and one that was set aside may
+	// come again behind later ones. Events of types that this program does not know do not come here.
+	//
+	// An error is tried again, without end and in order: a view that misses an event is wrong. Only where it is known that trying
+	// cannot help (dlq.Hopeless, tried some times; a panic, dlq.MaxPanics times) the event is set aside as a dead letter, because
+	// otherwise it would be the last one that any aggregate's view sees.
 	Apply(ctx context.Context, e envelope.Recorded) error
 }
 
@@ -42,6 +48,8 @@ const (
 
 // Options of a runner.
 type Options struct {
+	// Service is who runs it, a subject token; by default "projection". Dead letters name it.
+	Service string
 	// Log nil discards.
 	Log *slog.Logger
 	// Registerer nil keeps no metrics.
@@ -54,7 +62,12 @@ type Runner struct {
 	js      jetstream.JetStream
 	log     *slog.Logger
 	metrics *metrics
+	service string
 	invalid error
+	// applying is held by who applies: the session, or a redrive beside it.
+	applying sync.Mutex
+	// failing is the event that failed last. Only the session uses it.
+	failing failing
 
 	// at is through where the view is: no event of its subjects up to there is missing in it.
 	at *position
@@ -69,14 +82,14 @@ type Runner struct {
 
 // New is a runner of p over the stream of events, which topology must have made.
 func New(js jetstream.JetStream, p Projection, o Options) *Runner {
-	r := &Runner{p: p, js: js, log: o.Log, at: newPosition()}
+	r := &Runner{p: p, js: js, log: o.Log, at: newPosition(), service: cmp.Or(o.Service, "projection")}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
 	r.log = r.log.With("projection", r.key())
 	r.metrics, r.invalid = newMetrics(o.Registerer, p.Name())
-	if !subject.ValidToken(p.Name()) || p.Version() < 1 || len(p.Subjects()) == 0 {
-		r.invalid = errors.New("a projection needs a name that is a token, a version from 1 and subjects")
+	if !subject.ValidToken(r.key()) || !subject.ValidToken(r.service) || p.Version() < 1 || len(p.Subjects()) == 0 {
+		r.invalid = errors.New("a projection needs a name and a service that are tokens, a version from 1 and subjects")
 	}
 	return r
 }
@@ -86,7 +99,7 @@ func (r *Runner) key() string { return fmt.Sprintf("%s-v%d", r.p.Name(), r.p.Ver
 
 // Run applies events until ctx ends and stores the checkpoint on the way out. Servers that go away are waited for; a stream
 // that was made anew is read from its beginning. A projection that cannot run, a second Run at the same time and a connection
-// that was closed are errors.
+// that was closed are errors. While it runs it takes redrives of events that were set aside.
 func (r *Runner) Run(ctx context.Context) error {
 	if r.invalid != nil {
 		return r.invalid
@@ -103,6 +116,11 @@ func (r *Runner) Run(ctx context.Context) error {
 		r.running, r.stop = false, nil
 		r.mu.Unlock()
 	}()
+	stop, err := dlq.Answer(ctx, r.js.Conn(), r.key(), r.log, r.redrive)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	for failures := 0; ctx.Err() == nil; {
 		session, cancel := context.WithCancel(ctx)
 		r.mu.Lock()

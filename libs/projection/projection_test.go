@@ -37,8 +37,9 @@ type view struct {
 	state   map[string]uint64 // last sequence of each subject
 	applied int
 	order   []uint64
-	// fail is asked before each event.
+	// fail is asked before each event, bad about each event by its sequence.
 	fail func(applied int) error
+	bad  func(seq uint64) error
 }
 
 func newView() *view { return &view{version: 1, state: map[string]uint64{}} }
@@ -52,6 +53,11 @@ func (v *view) Apply(_ context.Context, e envelope.Recorded) error {
 	defer v.mu.Unlock()
 	if v.fail != nil {
 		if err := v.fail(v.applied); err != nil {
+			return err
+		}
+	}
+	if v.bad != nil {
+		if err := v.bad(e.Seq); err != nil {
 			return err
 		}
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/feed"
-	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -178,20 +178,19 @@ func (s *session) take(ctx context.Context, m feed.Message) error {
 	e, err := envelope.DecodeHead(m.Subject, m.Seq, m.Head(), m.Data)
 	switch {
 	case err != nil:
-		// One bad message must not stop the view of all others. An audit of the log finds it too.
+		// One bad message must not stop the view of all others.
+		if err := s.r.setAside(ctx, m, dlq.ReasonPoison, 1, dlq.Undecodable("an event", err)); err != nil {
+			return err
+		}
 		s.r.metrics.malformed.Inc()
-		s.r.log.ErrorContext(ctx, "an event cannot be decoded and is skipped", "seq", m.Seq, "error", err)
 	case e.Body == nil:
 		s.r.metrics.unknown.Inc()
 	default:
-		of := telemetry.WithCorrelation(ctx, e.Correlation)
-		if e.Traceparent != "" {
-			of = telemetry.Continue(of, e.Meta)
-		}
-		if err := s.r.p.Apply(of, e); err != nil {
+		if err := s.r.apply(ctx, e); err == nil {
+			s.r.metrics.applied.Inc()
+		} else if err := s.r.failed(ctx, m, err); err != nil {
 			return fmt.Errorf("apply event %d: %w", m.Seq, err)
 		}
-		s.r.metrics.applied.Inc()
 	}
 	s.at = m.Seq
 	s.r.metrics.lag.Set(float64(m.Left))

@@ -148,6 +148,25 @@ func ParseEvent(s string) (Aggregate, error) {
 	return a, nil
 }
 
+// Future reports whether s is the subject of an aggregate of a kind that this program does not know and a newer one may:
+// evt.<tenant>.<kind> and more.
+func Future(s string) bool {
+	t := strings.Split(strings.TrimPrefix(s, LivePrefix), ".")
+	if len(t) < 3 || t[0] != "evt" {
+		return false
+	}
+	switch Kind(t[2]) {
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter:
+		return false
+	}
+	for _, token := range t[1:] {
+		if !ValidToken(token) {
+			return false
+		}
+	}
+	return true
+}
+
 // Filters of events.
 
 // AllSandboxes matches every sandbox's events: evt.*.sandbox.*

@@ -281,7 +281,7 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { return a.settle(ctx) })
 	if !a.cfg.NoReceipts {
 		g.Go(func() error {
-			return projection.New(a.deps.JS, a.receipts, projection.Options{Log: a.deps.Log, Registerer: a.deps.Registry}).Run(ctx)
+			return projection.New(a.deps.JS, a.receipts, projection.Options{Service: "exec", Log: a.deps.Log, Registerer: a.deps.Registry}).Run(ctx)
 		})
 	}
 	err := g.Wait()

@@ -116,7 +116,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.view = projection.New(js, projected, projection.Options{Log: a.log, Registerer: a.reg})
+	a.view = projection.New(js, projected, projection.Options{Service: service, Log: a.log, Registerer: a.reg})
 	if _, err := telemetry.Register(a.reg, ops.Log(js)); err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	if err != nil {
 		return err
 	}
-	a.starts = projection.New(a.js, starts, projection.Options{Log: a.log, Registerer: a.reg})
+	a.starts = projection.New(a.js, starts, projection.Options{Service: service, Log: a.log, Registerer: a.reg})
 	if err := register(a.reg, starts, &metrics.Worker{
 		Name: cfg.Worker, Places: cfg.MaxSandboxes, StateDir: cfg.StateDir, Views: a.live, Looks: a.reconcile, Now: d.Now,
 	}); err != nil {

@@ -27,6 +27,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -107,8 +108,14 @@ func New(ctx context.Context, c Config) (*Projector, error) {
 }
 
 // Run projects until ctx ends, and returns nil then, or until the connection is closed: nats.ErrConnectionClosed. What is in
-// work then is left to whoever reads on from the checkpoint.
+// work then is left to whoever reads on from the checkpoint. Meanwhile it takes redrives of events that were set aside, as every
+// projector does, at work or standing by.
 func (p *Projector) Run(ctx context.Context) error {
+	stop, err := dlq.Answer(ctx, p.js.Conn(), topology.CheckpointUsage, p.log, p.redrive)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return p.project(ctx) })
 	g.Go(func() error {

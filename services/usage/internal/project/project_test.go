@@ -27,6 +27,8 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -346,7 +348,9 @@ func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {
 	bare := nats.NewMsg(subj)
 	future := message(t, subj, time.Now(), &eventsv1.ExecCompleted{})
 	future.Header.Set(envelope.HeaderType, "sandtrail.events.v9.ExecImagined")
-	publish(t, n.JS, broken, stranger, bare, future)
+	letter := message(t, subject.Letter("acme", ids.New()).Subject(), time.Now(), &eventsv1.LetterDropped{})
+	newer := message(t, "evt.acme.volume.v1", time.Now(), &eventsv1.SandboxReady{})
+	publish(t, n.JS, broken, stranger, bare, future, letter, newer)
 	publish(t, n.JS, life(t, 0, 10)...)
 	_, metrics := run(t, n.JS, enginetest.Open(t, e.URL()))
 	awaitDone(t, n.JS)
@@ -354,7 +358,9 @@ func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {
 	letters, err := dlq.New(n.JS, nil).List(t.Context(), dlq.Filter{Service: "usage", Consumer: topology.CheckpointUsage})
 	require.NoError(t, err)
 	require.Len(t, letters, 3)
-	for i, want := range []string{"it cannot be decoded", "the tenant of its header is not that of its subject", "it cannot be decoded"} {
+	for i, want := range []string{
+		"it cannot be decoded: its bytes are no protobuf of that type", "the tenant of its header is not that of its subject", "it cannot be decoded",
+	} {
 		l := letters[i]
 		require.Equal(t, want, l.Error)
 		require.Equal(t, fmt.Sprint("poison ", 1, topology.StreamEvents, i+1, subj), fmt.Sprint(l.Reason+" ", l.Attempts, l.Stream, l.Seq, l.Subject))
@@ -363,6 +369,8 @@ func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {
 	}
 	require.InDelta(t, 3, value(t, metrics, "sandtrail_usage_dead_letters_total"), 0)
 	require.Positive(t, value(t, metrics, "sandtrail_usage_skipped_total"))
+	_, err = dlq.New(n.JS, jslog.New(n.JS)).Redrive(t.Context(), letters[1].ID, dlq.Operator{Name: "ann"})
+	require.True(t, fault.Is(err, fault.ReasonValidation), "what can never be a row stays: %v", err)
 }
 
 func TestMapGivesTheSameRowForTheSameEvent(t *testing.T) {
