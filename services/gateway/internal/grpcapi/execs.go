@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -188,6 +189,10 @@ func watched(e *envelope.Recorded) *computev1.WatchEventsResponse {
 		if agg.Kind == subject.KindExec {
 			res.ExecId = agg.ID
 		}
+	}
+	// What was not written by us may hold anything, and a string that is no UTF-8 would end the stream.
+	for _, s := range []*string{&res.Id, &res.Type, &res.TenantId, &res.Actor, &res.Cause, &res.CorrelationId} {
+		*s = strings.ToValidUTF8(*s, "\uFFFD")
 	}
 	if e.Body != nil {
 		if text, err := (protojson.MarshalOptions{UseProtoNames: true}).Marshal(e.Body); err == nil {
