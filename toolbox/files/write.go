@@ -2,6 +2,7 @@ package files
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -43,6 +44,8 @@ type upload struct {
 	temp      *os.File
 	name      string
 	size      int64
+	// done is what the last part is answered with.
+	done *toolboxv1.WriteFileReply
 	// ended: committed or given up.
 	ended bool
 	// used is guarded by the lock of Files.
@@ -50,8 +53,8 @@ type upload struct {
 }
 
 type finished struct {
-	key  string
-	size int64
+	key   string
+	reply *toolboxv1.WriteFileReply
 }
 
 // Write takes one part of a file and returns how many bytes of it are here. The file changes at the last part only: at once,
@@ -75,12 +78,9 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 		return nil, classify(unix.EFBIG)
 	}
 	key := r.UploadId + "\x00" + rel
-	u, size, err := f.find(key, r, rel)
-	if err != nil {
-		return nil, err
-	}
-	if u == nil {
-		return &toolboxv1.WriteFileReply{BytesWritten: size}, nil
+	u, again, err := f.find(key, r, rel)
+	if err != nil || again != nil {
+		return again, err
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -93,8 +93,11 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 		u.abort()
 		f.forget(key, u, err == nil)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case r.Last:
+		return u.done, nil
 	}
 	return &toolboxv1.WriteFileReply{BytesWritten: u.size}, nil
 }
@@ -104,8 +107,8 @@ type orderError struct{ error }
 
 func (e *orderError) Unwrap() error { return e.error }
 
-// find returns the upload that a part belongs to; nil and its size where it has come to its end before.
-func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, int64, error) {
+// find returns the upload that a part belongs to, or the answer to its last part where it has come to its end before.
+func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, *toolboxv1.WriteFileReply, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.options.Now()
@@ -118,26 +121,26 @@ func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, i
 	}
 	if u := f.uploads[key]; u != nil && r.UploadId != "" {
 		u.used = now
-		return u, 0, nil
+		return u, nil, nil
 	}
 	if r.UploadId != "" {
 		i := slices.IndexFunc(f.done, func(d finished) bool { return d.key == key })
-		if i >= 0 && r.Last && f.done[i].size == r.Offset+int64(len(r.Data)) {
-			return nil, f.done[i].size, nil
+		if i >= 0 && r.Last && f.done[i].reply.BytesWritten == r.Offset+int64(len(r.Data)) {
+			return nil, f.done[i].reply, nil
 		}
 	}
 	u := &upload{rel: rel, used: now}
 	if r.UploadId == "" {
-		return u, 0, nil
+		return u, nil, nil
 	}
 	if r.Offset != 0 {
-		return nil, 0, wire.NewError("failed_precondition", "illegal_state", "the upload is not known, send it from its beginning")
+		return nil, nil, wire.NewError("failed_precondition", "illegal_state", "the upload is not known, send it from its beginning")
 	}
 	if len(f.uploads) >= MaxUploads {
-		return nil, 0, wire.NewError("resource_exhausted", "quota", "too many unfinished uploads")
+		return nil, nil, wire.NewError("resource_exhausted", "quota", "too many unfinished uploads")
 	}
 	f.uploads[key] = u
-	return u, 0, nil
+	return u, nil, nil
 }
 
 // forget drops an upload that has ended and remembers it where it succeeded.
@@ -151,7 +154,7 @@ func (f *Files) forget(key string, u *upload, succeeded bool) {
 	if !succeeded {
 		return
 	}
-	f.done = append(f.done, finished{key, u.size})
+	f.done = append(f.done, finished{key, u.done})
 	if len(f.done) > maxDone {
 		f.done = slices.Delete(f.done, 0, 1)
 	}
@@ -177,6 +180,12 @@ func (f *Files) part(u *upload, r *toolboxv1.WriteFile) error {
 	if !r.Last {
 		return nil
 	}
+	// Read back, so that a caller can compare what is there with what it sent.
+	sum := sha256.New()
+	if _, err := io.Copy(sum, io.NewSectionReader(u.temp, 0, u.size)); err != nil {
+		return classify(err)
+	}
+	u.done = &toolboxv1.WriteFileReply{BytesWritten: u.size, Size: u.size, Sha256: sum.Sum(nil)}
 	return f.commit(u, r)
 }
 
@@ -335,6 +344,9 @@ func (f *Files) copyInto(u *upload, r *toolboxv1.WriteFile) error {
 		if err := file.Chmod(os.FileMode(r.Mode & 0o777)); err != nil {
 			return classify(err)
 		}
+	}
+	if r.Append {
+		u.done.Size = info.Size() + u.size
 	}
 	return f.sync(file)
 }

@@ -3,6 +3,7 @@ package app_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -166,6 +167,10 @@ func TestAppendOnceAKey(t *testing.T) {
 	data := bytes.Repeat([]byte("line\n"), 200_000) // two parts
 	write := func(ctx context.Context, c computev1.ComputeServiceClient, data []byte) (int64, error) {
 		r, err := c.WriteFile(ctx, &computev1.WriteFileRequest{SandboxId: box, Path: "log", Data: data, Append: true})
+		if sum := sha256.Sum256(data); err == nil { // first and repeated answers say the same
+			require.Equal(t, sum[:], r.GetSha256())
+			require.Equal(t, int64(len(w.peer.files["log"])), r.GetSize())
+		}
 		return r.GetBytesWritten(), err
 	}
 	ctx := keyed(t.Context(), "k")

@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"strings"
 	"sync"
 	"time"
@@ -318,13 +319,19 @@ func (p *peer) fileCall(c *commandsv1.FileCall) (*commandsv1.FileReply, error) {
 	}
 }
 
+// done is the answer to the last part of an upload.
+func (p *peer) done(w *commandsv1.WritePart, upload []byte) *commandsv1.FileReply {
+	sum := sha256.Sum256(upload)
+	return &commandsv1.FileReply{BytesWritten: int64(len(upload)), Size: int64(len(p.files[w.GetPath()])), Sha256: sum[:]}
+}
+
 // write keeps the rules of the toolbox: parts of an upload in order, the last one changes the file and may be repeated.
 func (p *peer) write(w *commandsv1.WritePart) (*commandsv1.FileReply, error) {
 	const done = "done "
 	parts, known := p.uploads[w.GetUploadId()]
 	if size := w.GetOffset() + int64(len(w.GetData())); w.GetLast() && !known {
 		if old, ok := p.uploads[done+w.GetUploadId()]; ok && int64(len(old)) == size {
-			return &commandsv1.FileReply{BytesWritten: size}, nil
+			return p.done(w, old), nil
 		}
 	}
 	if !known && w.GetOffset() > 0 {
@@ -344,6 +351,7 @@ func (p *peer) write(w *commandsv1.WritePart) (*commandsv1.FileReply, error) {
 			p.files[w.GetPath()] = parts
 		}
 		p.appends++
+		return p.done(w, parts), nil
 	}
 	return &commandsv1.FileReply{BytesWritten: int64(len(parts))}, nil
 }

@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -237,6 +238,9 @@ func TestFiles(t *testing.T) {
 	wrote, err := w.WriteFile(t.Context(), &computev1.WriteFileRequest{SandboxId: box, Path: "big", Data: data})
 	require.NoError(t, err)
 	require.EqualValues(t, len(data), wrote.GetBytesWritten())
+	require.EqualValues(t, len(data), wrote.GetSize())
+	sum := sha256.Sum256(data)
+	require.Equal(t, sum[:], wrote.GetSha256())
 	read, err := w.ReadFile(t.Context(), &computev1.ReadFileRequest{SandboxId: box, Path: "big"})
 	require.NoError(t, err)
 	require.True(t, read.GetEof() && len(read.GetData()) == len(data) && string(read.GetData()) == string(data))

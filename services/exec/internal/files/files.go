@@ -173,7 +173,7 @@ func write(ctx context.Context, tb *client.Client, c *commandsv1.WritePart) (*co
 	if err != nil {
 		return nil, err
 	}
-	return &commandsv1.FileReply{BytesWritten: r.GetBytesWritten()}, nil
+	return &commandsv1.FileReply{BytesWritten: r.GetBytesWritten(), Size: r.GetSize(), Sha256: r.GetSha256()}, nil
 }
 
 func list(ctx context.Context, tb *client.Client, c *commandsv1.ListCall) (*commandsv1.FileReply, error) {

@@ -24,11 +24,11 @@ func (s *Server) WriteFile(ctx context.Context, req *computev1.WriteFileRequest)
 	if err != nil {
 		return nil, err
 	}
-	n, err := s.use.WriteFile(ctx, p, first(ctx, headerIdempotency), req)
+	w, err := s.use.WriteFile(ctx, p, first(ctx, headerIdempotency), req)
 	if err != nil {
 		return nil, err
 	}
-	return &computev1.WriteFileResponse{BytesWritten: n}, nil
+	return &computev1.WriteFileResponse{BytesWritten: w.Bytes, Size: w.Size, Sha256: w.SHA256}, nil
 }
 
 func (s *Server) ListFiles(ctx context.Context, req *computev1.ListFilesRequest) (*computev1.ListFilesResponse, error) {

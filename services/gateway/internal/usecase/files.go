@@ -51,49 +51,61 @@ func (u *UseCases) ReadFile(ctx context.Context, p principal.Principal, id, path
 	}
 }
 
-// WriteFile puts data into a file and returns how many bytes once they are there. The file changes at once: readers see the old or
+// Written is what a write has done.
+type Written struct {
+	// Bytes that were written, and the size of the whole file afterwards.
+	Bytes, Size int64
+	// SHA256 of the bytes that were written, as they were found in the workspace.
+	SHA256 []byte
+}
+
+// WriteFile puts data into a file and returns what was written once it is there. The file changes at once: readers see the old or
 // the new one. Repeated with the same key it answers again and writes nothing.
-func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key string, req *computev1.WriteFileRequest) (int64, error) {
+func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key string, req *computev1.WriteFileRequest) (Written, error) {
 	s, err := u.locate(ctx, p, req.GetSandboxId())
 	if err != nil {
-		return 0, err
+		return Written{}, err
 	}
 	c, err := u.claim(ctx, s.Tenant, "WriteFile", key, p.Actor, req)
 	if err != nil {
-		return 0, err
+		return Written{}, err
 	}
 	upload := c.id()
-	return u.once(ctx, c, func(ctx context.Context) (int64, error) {
+	return u.once(ctx, c, func(ctx context.Context) (done Written, err error) {
 		s, err := u.running(ctx, s)
 		if err != nil {
-			return 0, err
+			return Written{}, err
 		}
 		if c.repeated && len(req.GetData()) > partBytes {
 			// An earlier call may have come to its end without telling. The toolbox knows an upload by its id and answers its last
 			// part again; where it does not, the upload is sent from its beginning. (A write of one part is the same question.)
 			offset := (len(req.GetData()) - 1) / partBytes * partBytes
-			err := u.writePart(ctx, s, req, upload, offset)
+			done, err := u.writePart(ctx, s, req, upload, offset)
 			if code := fault.CodeOf(err); code != fault.FailedPrecondition && code != fault.InvalidArgument {
-				return int64(len(req.GetData())), err
+				return done, err
 			}
 		}
 		for offset := 0; offset == 0 || offset < len(req.GetData()); offset += partBytes {
-			if err := u.writePart(ctx, s, req, upload, offset); err != nil {
-				return 0, err
+			if done, err = u.writePart(ctx, s, req, upload, offset); err != nil {
+				return Written{}, err
 			}
 		}
-		return int64(len(req.GetData())), nil
+		return done, nil
 	})
 }
 
-// writePart sends the part of a file at offset. The part that reaches the end of the data is the last one.
-func (u *UseCases) writePart(ctx context.Context, s sandbox.Sandbox, req *computev1.WriteFileRequest, upload string, offset int) error {
+// writePart sends the part of a file at offset. The part that reaches the end of the data is the last one, and gives what the
+// whole write has done.
+func (u *UseCases) writePart(ctx context.Context, s sandbox.Sandbox, req *computev1.WriteFileRequest, upload string, offset int) (Written, error) {
 	end := min(offset+partBytes, len(req.GetData()))
-	_, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
+	reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
 		Path: req.GetPath(), UploadId: upload, Offset: int64(offset), Data: req.GetData()[offset:end], Last: end == len(req.GetData()),
 		Append: req.GetAppend(), Mode: req.GetMode(),
 	}}})
-	return err
+	if err != nil {
+		return Written{}, err
+	}
+	return Written{Bytes: int64(len(req.GetData())), Size: reply.GetSize(), SHA256: reply.GetSha256()}, nil
 }
 
 // ListFiles lists a directory of the workspace; truncated says that there was more than limit (0: 1,000).

@@ -40,8 +40,11 @@ type entry struct {
 	Digest string `json:"digest"`
 	// Until is when whoever is at it has given up for sure, in Unix milliseconds; 0 while nobody is.
 	Until int64 `json:"until,omitempty"`
-	// Result is what it gave, set once it is done. Only what can be done once at a time has Until and Result, see once.
+	// Result is how many bytes it wrote, set once it is done, beside the rest of Written. Only what can be done once at a time has
+	// Until and Result, see once.
 	Result *int64 `json:"result,omitempty"`
+	Size   int64  `json:"size,omitempty"`
+	SHA256 []byte `json:"sha256,omitempty"`
 }
 
 // claim binds an idempotency key to the request it came with, for the lifetime of bucket idem (24 h). The same key with the
@@ -90,13 +93,13 @@ const onceWait = 3 * time.Minute
 // once lets one caller at a time do what would be done twice otherwise, and gives its result to all who come with the same key
 // and request, during it or later. One that fails, or is killed, makes room for the next (at once, or after onceWait). Without
 // a key it just does it.
-func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (int64, error)) (int64, error) {
+func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (Written, error)) (Written, error) {
 	if c.name == "" {
 		return do(ctx)
 	}
 	kv, err := u.keys(ctx)
 	if err != nil {
-		return 0, err
+		return Written{}, err
 	}
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -105,9 +108,9 @@ func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (
 		e, revision, err := read(ctx, kv, c)
 		switch {
 		case err != nil:
-			return 0, err
+			return Written{}, err
 		case e.Result != nil:
-			return *e.Result, nil
+			return Written{Bytes: *e.Result, Size: e.Size, SHA256: e.SHA256}, nil
 		case time.Now().UnixMilli() >= e.Until:
 			e.Until = time.Now().Add(onceWait).UnixMilli()
 			if mine, err = kv.Update(ctx, c.name, encode(e), revision); err == nil {
@@ -118,16 +121,16 @@ func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return 0, fault.New(fault.Unavailable, fault.ReasonConflict, "the first call with this idempotency key is still at work; repeat it").
+			return Written{}, fault.New(fault.Unavailable, fault.ReasonConflict, "the first call with this idempotency key is still at work; repeat it").
 				WithRetry(time.Second).Because(ctx.Err())
 		}
 	}
 	bounded, cancel := context.WithTimeout(ctx, onceWait-time.Second)
 	defer cancel()
-	n, err := do(bounded)
+	written, err := do(bounded)
 	done := entry{Digest: c.digest}
 	if err == nil {
-		done.Result = &n
+		done.Result, done.Size, done.SHA256 = &written.Bytes, written.Size, written.SHA256
 	}
 	// What came of it counts also when the caller has gone away.
 	record, cancelRecord := context.WithTimeout(context.WithoutCancel(ctx), outcomeWait)
@@ -135,7 +138,7 @@ func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (
 	if _, rerr := kv.Update(record, c.name, encode(done), mine); rerr != nil {
 		u.logger.WarnContext(ctx, "the result of an idempotent call is not recorded", "error", rerr)
 	}
-	return n, err
+	return written, err
 }
 
 func encode(e entry) []byte {

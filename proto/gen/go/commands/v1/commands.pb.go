@@ -1795,16 +1795,19 @@ func (*StatsCall) Descriptor() ([]byte, []int) {
 }
 
 type FileReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Error         *v11.ErrorDetail       `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
-	GrpcCode      uint32                 `protobuf:"varint,2,opt,name=grpc_code,json=grpcCode,proto3" json:"grpc_code,omitempty"`
-	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
-	TotalSize     int64                  `protobuf:"varint,4,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
-	Eof           bool                   `protobuf:"varint,5,opt,name=eof,proto3" json:"eof,omitempty"`
-	BytesWritten  int64                  `protobuf:"varint,6,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
-	Entries       []*FileInfo            `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
-	Truncated     bool                   `protobuf:"varint,8,opt,name=truncated,proto3" json:"truncated,omitempty"`
-	Usage         *v11.UsageMetrics      `protobuf:"bytes,9,opt,name=usage,proto3" json:"usage,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Error        *v11.ErrorDetail       `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	GrpcCode     uint32                 `protobuf:"varint,2,opt,name=grpc_code,json=grpcCode,proto3" json:"grpc_code,omitempty"`
+	Data         []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	TotalSize    int64                  `protobuf:"varint,4,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
+	Eof          bool                   `protobuf:"varint,5,opt,name=eof,proto3" json:"eof,omitempty"`
+	BytesWritten int64                  `protobuf:"varint,6,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	// With the last part of a write: size of the file afterwards, and the digest of what was written.
+	Size          int64             `protobuf:"varint,10,opt,name=size,proto3" json:"size,omitempty"`
+	Sha256        []byte            `protobuf:"bytes,11,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Entries       []*FileInfo       `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
+	Truncated     bool              `protobuf:"varint,8,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	Usage         *v11.UsageMetrics `protobuf:"bytes,9,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1879,6 +1882,20 @@ func (x *FileReply) GetBytesWritten() int64 {
 		return x.BytesWritten
 	}
 	return 0
+}
+
+func (x *FileReply) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *FileReply) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
 }
 
 func (x *FileReply) GetEntries() []*FileInfo {
@@ -2357,7 +2374,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1f\n" +
 	"\vmax_entries\x18\x03 \x01(\rR\n" +
 	"maxEntries\"\v\n" +
-	"\tStatsCall\"\xc8\x02\n" +
+	"\tStatsCall\"\xf4\x02\n" +
 	"\tFileReply\x12,\n" +
 	"\x05error\x18\x01 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1b\n" +
 	"\tgrpc_code\x18\x02 \x01(\rR\bgrpcCode\x12\x12\n" +
@@ -2365,7 +2382,10 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"total_size\x18\x04 \x01(\x03R\ttotalSize\x12\x10\n" +
 	"\x03eof\x18\x05 \x01(\bR\x03eof\x12#\n" +
-	"\rbytes_written\x18\x06 \x01(\x03R\fbytesWritten\x129\n" +
+	"\rbytes_written\x18\x06 \x01(\x03R\fbytesWritten\x12\x12\n" +
+	"\x04size\x18\n" +
+	" \x01(\x03R\x04size\x12\x16\n" +
+	"\x06sha256\x18\v \x01(\fR\x06sha256\x129\n" +
 	"\aentries\x18\a \x03(\v2\x1f.sandtrail.commands.v1.FileInfoR\aentries\x12\x1c\n" +
 	"\ttruncated\x18\b \x01(\bR\ttruncated\x12-\n" +
 	"\x05usage\x18\t \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\"\xbb\x01\n" +

@@ -1860,8 +1860,12 @@ func (x *WriteFileRequest) GetMode() uint32 {
 }
 
 type WriteFileResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BytesWritten  int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	BytesWritten int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	// Size of the whole file afterwards: more than bytes_written where it was appended to.
+	Size int64 `protobuf:"varint,100,opt,name=size,proto3" json:"size,omitempty"`
+	// Of the bytes that were written, as they were found in the workspace.
+	Sha256        []byte `protobuf:"bytes,101,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1901,6 +1905,20 @@ func (x *WriteFileResponse) GetBytesWritten() int64 {
 		return x.BytesWritten
 	}
 	return 0
+}
+
+func (x *WriteFileResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *WriteFileResponse) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
 }
 
 type ListFilesRequest struct {
@@ -3153,9 +3171,11 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\x80\bR\x04data\x12\x16\n" +
 	"\x06append\x18\x04 \x01(\bR\x06append\x12\x1c\n" +
-	"\x04mode\x18\x05 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x03R\x04mode\"8\n" +
+	"\x04mode\x18\x05 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x03R\x04mode\"d\n" +
 	"\x11WriteFileResponse\x12#\n" +
-	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\"\xa2\x01\n" +
+	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\x12\x12\n" +
+	"\x04size\x18d \x01(\x03R\x04size\x12\x16\n" +
+	"\x06sha256\x18e \x01(\fR\x06sha256\"\xa2\x01\n" +
 	"\x10ListFilesRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12\x1c\n" +

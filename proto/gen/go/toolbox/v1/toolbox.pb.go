@@ -2190,8 +2190,11 @@ func (x *WriteFile) GetMode() uint32 {
 }
 
 type WriteFileReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BytesWritten  int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	BytesWritten int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
+	// With the last part: size of the file afterwards, and the digest of the upload as it was read back from the workspace.
+	Size          int64  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Sha256        []byte `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2231,6 +2234,20 @@ func (x *WriteFileReply) GetBytesWritten() int64 {
 		return x.BytesWritten
 	}
 	return 0
+}
+
+func (x *WriteFileReply) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *WriteFileReply) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
 }
 
 type ListFiles struct {
@@ -2692,9 +2709,11 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x12\n" +
 	"\x04last\x18\x05 \x01(\bR\x04last\x12\x16\n" +
 	"\x06append\x18\x06 \x01(\bR\x06append\x12\x12\n" +
-	"\x04mode\x18\a \x01(\rR\x04mode\"5\n" +
+	"\x04mode\x18\a \x01(\rR\x04mode\"a\n" +
 	"\x0eWriteFileReply\x12#\n" +
-	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\"^\n" +
+	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"^\n" +
 	"\tListFiles\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1f\n" +
