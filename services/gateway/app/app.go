@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ops"
@@ -79,7 +80,8 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		d.Tracer = noop.NewTracerProvider()
 	}
 	a := &App{log: d.Log, nc: d.NC, keys: keys, drain: cfg.Drain}
-	if a.server, a.health, err = grpcapi.New(use, keys, d.NC.IsConnected, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
+	probes := keepalive.ServerParameters{Time: cfg.Probe, Timeout: cfg.ProbeTimeout}
+	if a.server, a.health, err = grpcapi.New(use, keys, d.NC.IsConnected, probes, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
 		return nil, err
 	}
 	checks := []ops.Check{{Name: "nats", Fn: a.connected}}

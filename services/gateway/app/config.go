@@ -38,6 +38,9 @@ type Config struct {
 	DisconnectGrace time.Duration
 	// Heartbeat is the longest silence on a stream: 10 s, and at most that, because proxies cut what is silent.
 	Heartbeat time.Duration
+	// Probe is after how long a connection on which nothing comes in is asked whether its client is still there: 15 s; ProbeTimeout how
+	// long the answer may take: 10 s. Then the calls on it end as if the client had hung up. At least 1 s each.
+	Probe, ProbeTimeout time.Duration
 	// Drain is how long open calls may go on after a stop: 5 s. Then they are cut; their execs go on.
 	Drain time.Duration
 }
@@ -65,6 +68,8 @@ func (c Config) withDefaults() Config {
 	set(&c.DestroyWait, time.Minute)
 	set(&c.DisconnectGrace, 30*time.Second)
 	set(&c.Heartbeat, maxHeartbeat)
+	set(&c.Probe, 15*time.Second)
+	set(&c.ProbeTimeout, 10*time.Second)
 	set(&c.Drain, 5*time.Second)
 	return c
 }
@@ -103,6 +108,11 @@ func (c Config) Validate() error {
 		}
 		if d.most != 0 && d.value > d.most {
 			errs = append(errs, fmt.Errorf("%s: %s is over the maximum of %s", d.name, d.value, d.most))
+		}
+	}
+	for _, d := range []time.Duration{c.Probe, c.ProbeTimeout} {
+		if d < time.Second {
+			errs = append(errs, fmt.Errorf("probe, probe-timeout: %s is under 1s", d))
 		}
 	}
 	if c.WorkspaceBytes > c.MaxWorkspaceBytes {

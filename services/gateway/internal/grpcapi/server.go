@@ -42,9 +42,10 @@ const (
 )
 
 // New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics,
-// health and reflection; connected says whether the log can be reached; traces by the option Traced. The health server says SERVING once told so.
+// health and reflection; connected says whether the log can be reached, probes how soon a vanished client is noticed; traces by the option Traced. The health server says SERVING once told so.
 func New(
-	use *usecase.UseCases, keys *principal.Keys, connected func() bool, logger *slog.Logger, registry prometheus.Registerer, options ...grpc.ServerOption,
+	use *usecase.UseCases, keys *principal.Keys, connected func() bool, probes keepalive.ServerParameters, logger *slog.Logger,
+	registry prometheus.Registerer, options ...grpc.ServerOption,
 ) (*grpc.Server, *health.Server, error) {
 	validator, err := protovalidate.New(protovalidate.WithMessages(
 		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
@@ -64,7 +65,7 @@ func New(
 	s := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{outputcodec.New()}), grpc.WriteBufferSize(writeBuffer),
 		grpc.MaxRecvMsgSize(maxReceived), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveParams(probes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(metrics.UnaryServerInterceptor(), e.unary, recovery.UnaryServerInterceptor(recovered)),
 		grpc.ChainStreamInterceptor(metrics.StreamServerInterceptor(), e.stream, recovery.StreamServerInterceptor(recovered)),

@@ -54,6 +54,7 @@ type Follower struct {
 	exec   subject.Aggregate
 	out    string
 	timing Timing
+	memory *stored.Memory
 	emit   func(Item) error
 
 	live  []*nats.Subscription
@@ -66,11 +67,11 @@ type Follower struct {
 }
 
 // Open subscribes to the exec's live messages, so that nothing that happens from here on is missed. after is the last chunk the
-// reader has. Close it.
-func Open(js jetstream.JetStream, log eventlog.Log, exec subject.Aggregate, after uint64, timing Timing) (*Follower, error) {
+// reader has; what waits for it counts in memory. Close it.
+func Open(js jetstream.JetStream, log eventlog.Log, memory *stored.Memory, exec subject.Aggregate, after uint64, timing Timing) (*Follower, error) {
 	f := &Follower{
 		js: js, log: log, exec: exec, out: subject.Output(exec.Tenant, exec.Sandbox, exec.ID), timing: timing.withDefaults(),
-		queue: newQueue(), next: after + 1,
+		memory: memory, queue: newQueue(memory), next: after + 1,
 	}
 	for _, s := range []string{subject.Live(f.out), subject.Live(exec.Subject())} {
 		sub, err := js.Conn().Subscribe(s, f.queue.put)
@@ -88,6 +89,7 @@ func (f *Follower) Close() {
 	for _, s := range f.live {
 		_ = s.Unsubscribe() // the connection is closing if this fails
 	}
+	f.queue.close()
 }
 
 // Run emits until the exec's last event and returns it, or until ctx ends or emit fails. fresh says that the exec begins behind
@@ -96,7 +98,11 @@ func (f *Follower) Close() {
 func (f *Follower) Run(ctx context.Context, fresh bool, outcome <-chan error, emit func(Item) error) (envelope.Recorded, error) {
 	f.emit = emit
 	if !fresh {
-		if err := f.tolerate(ctx, f.reload(ctx)); err != nil {
+		err := f.seek(ctx)
+		if err == nil {
+			err = f.reload(ctx)
+		}
+		if err := f.tolerate(ctx, err); err != nil {
 			return envelope.Recorded{}, err
 		}
 	}
@@ -164,16 +170,20 @@ func (f *Follower) tolerate(ctx context.Context, err error) error {
 
 // drain handles the live messages that wait.
 func (f *Follower) drain(ctx context.Context) error {
-	messages, missed := f.queue.take()
-	for _, m := range messages {
+	for {
+		m, missed := f.queue.take()
+		if missed {
+			if err := f.reload(ctx); err != nil {
+				return err
+			}
+		}
+		if m == nil {
+			return nil
+		}
 		if err := f.take(ctx, m); err != nil {
 			return err
 		}
 	}
-	if missed {
-		return f.reload(ctx)
-	}
-	return nil
 }
 
 // take handles one live message. One that cannot be read says nothing: what is stored does.
@@ -210,10 +220,50 @@ func (f *Follower) chunk(c transcript.Chunk) error {
 	return nil
 }
 
+// seek finds where in the stream the reader's next chunk stands, so that what it has already is not read again: whoever comes back
+// near the end of a long transcript costs some tens of messages. Numbers rise with sequences.
+func (f *Follower) seek(ctx context.Context) error {
+	if f.next == 1 {
+		return nil
+	}
+	last, err := f.at(ctx, 0)
+	if err != nil || last == nil {
+		return err
+	}
+	low, high := uint64(1), last.Seq
+	for low < high {
+		middle := low + (high-low)/2
+		c, err := f.at(ctx, middle)
+		switch {
+		case err != nil:
+			return err
+		case c == nil || c.Number >= f.next:
+			high = middle
+		default:
+			low = c.Seq + 1
+		}
+	}
+	if last.Number < f.next {
+		low = last.Seq + 1
+	}
+	f.seq = low - 1
+	return nil
+}
+
+// at is the exec's first chunk from a sequence on, its last one for 0; nil without one.
+func (f *Follower) at(ctx context.Context, seq uint64) (*transcript.Chunk, error) {
+	m, err := stored.One(ctx, f.js, topology.StreamOutput, f.out, seq)
+	if err != nil || m == nil {
+		return nil, err
+	}
+	c, err := transcript.Decode(m.Header, m.Data, m.Seq)
+	return &c, err
+}
+
 // catchUp emits what is stored behind the last emitted chunk. A chunk that is no longer there is an error, never a silent gap; one
 // that is stored twice is emitted once.
 func (f *Follower) catchUp(ctx context.Context) error {
-	return stored.Each(ctx, f.js, topology.StreamOutput, f.out, f.seq+1, func(m directget.Message) error {
+	return stored.Each(ctx, f.js, f.memory, topology.StreamOutput, f.out, f.seq+1, func(m directget.Message) error {
 		c, err := transcript.Decode(m.Header, m.Data, m.Seq)
 		switch {
 		case err != nil:

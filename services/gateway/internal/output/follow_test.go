@@ -64,7 +64,7 @@ func (r *rig) chunk(number uint64, n int) {
 // A reader that does not read costs maxQueue, whatever is written meanwhile; then it gets all of it.
 func TestDeadReaderCostsAQueue(t *testing.T) {
 	r := newRig(t)
-	f, err := Open(r.JS, r.log, r.exec, 0, Timing{})
+	f, err := Open(r.JS, r.log, nil, r.exec, 0, Timing{})
 	require.NoError(t, err)
 	defer f.Close()
 	const n, size = 240, 200 << 10
@@ -114,18 +114,18 @@ func TestDeadReaderCostsAQueue(t *testing.T) {
 }
 
 func TestQueueNeverBlocks(t *testing.T) {
-	q := newQueue()
+	q := newQueue(nil)
 	m := &nats.Msg{Subject: "s", Data: make([]byte, 1<<20)}
 	for range 100 {
 		q.put(m)
 		require.LessOrEqual(t, q.bytes, maxQueue)
 	}
-	messages, missed := q.take()
-	require.Empty(t, messages)
+	got, missed := q.take()
+	require.Nil(t, got)
 	require.True(t, missed)
 	q.put(m)
-	messages, missed = q.take()
-	require.Len(t, messages, 1)
+	got, missed = q.take()
+	require.Same(t, m, got)
 	require.False(t, missed)
 }
 
@@ -133,7 +133,7 @@ func TestQueueNeverBlocks(t *testing.T) {
 func TestLongOutageIsUnavailable(t *testing.T) {
 	r := newRig(t)
 	r.chunk(1, 1)
-	f, err := Open(r.JS, r.log, r.exec, 0, Timing{Beat: 50 * time.Millisecond, Resync: 20 * time.Millisecond, Patience: 300 * time.Millisecond})
+	f, err := Open(r.JS, r.log, nil, r.exec, 0, Timing{Beat: 50 * time.Millisecond, Resync: 20 * time.Millisecond, Patience: 300 * time.Millisecond})
 	require.NoError(t, err)
 	defer f.Close()
 	got, beats := make(chan uint64, 1), 0
@@ -159,7 +159,7 @@ func TestLongOutageIsUnavailable(t *testing.T) {
 func TestRunEndsWithItsReader(t *testing.T) {
 	r := newRig(t)
 	r.chunk(1, 1)
-	f, err := Open(r.JS, r.log, r.exec, 0, Timing{})
+	f, err := Open(r.JS, r.log, nil, r.exec, 0, Timing{})
 	require.NoError(t, err)
 	defer f.Close()
 	gone := errors.New("gone")

@@ -99,7 +99,7 @@ func (u *UseCases) eventsFilter(ctx context.Context, p principal.Principal, tena
 
 // eventsFrom reads what is stored behind *after and moves it on.
 func (u *UseCases) eventsFrom(ctx context.Context, filter, sandboxID string, after *uint64, each func(*envelope.Recorded) error) (given int, err error) {
-	err = stored.Each(ctx, u.js, topology.StreamEvents, filter, *after+1, func(m directget.Message) error {
+	err = stored.Each(ctx, u.js, u.memory, topology.StreamEvents, filter, *after+1, func(m directget.Message) error {
 		agg, err := subject.ParseEvent(m.Subject)
 		if err != nil || (sandboxID != "" && agg.Sandbox != sandboxID) {
 			*after = m.Seq

@@ -59,7 +59,7 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	if err := over(s); err != nil && !known {
 		return envelope.Recorded{}, err
 	}
-	f, err := output.Open(u.js, u.log, agg, 0, u.timing())
+	f, err := output.Open(u.js, u.log, u.memory, agg, 0, u.timing())
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
@@ -184,7 +184,7 @@ func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID,
 	}
 	agg := subject.Exec(x.Tenant, x.Sandbox, execID)
 	after = min(after, math.MaxUint64-1) // the next one has a number too
-	f, err := output.Open(u.js, u.log, agg, after, u.timing())
+	f, err := output.Open(u.js, u.log, u.memory, agg, after, u.timing())
 	if err != nil {
 		return envelope.Recorded{}, err
 	}

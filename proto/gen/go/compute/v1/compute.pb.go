@@ -943,7 +943,8 @@ type ExecCommandRequest struct {
 	Stdin []byte `protobuf:"bytes,100,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// The exec goes on when this call's client goes away.
 	Detach bool `protobuf:"varint,101,opt,name=detach,proto3" json:"detach,omitempty"`
-	// How many bytes of each stream are recorded as they come; 0 is the server's limit, over which the call is refused. Of what comes
+	// How many bytes of each stream are recorded as they come; 0 is the server's limit, over which (1 TiB
+	// at most) the call is refused. Of what comes
 	// behind them the last MiB is recorded at the end (or as much as the limit, if that is less), what lies between is a gap.
 	OutputLimitBytes uint64 `protobuf:"varint,102,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
 	// End the command when a stream passes the limit, with reason output_limit. Otherwise it goes on.
@@ -3089,7 +3090,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\ttenant_id\x18\x04 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\"\x87\x01\n" +
 	"\x15ListSandboxesResponse\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.compute.v1.DescribeSandboxResponseR\tsandboxes\x12+\n" +
-	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xab\x04\n" +
+	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xb9\x04\n" +
 	"\x12ExecCommandRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12$\n" +
@@ -3101,8 +3102,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"workingDir\x12=\n" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x02*\x00R\atimeout\x12\x1f\n" +
 	"\x05stdin\x18d \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80 R\x05stdin\x12\x16\n" +
-	"\x06detach\x18e \x01(\bR\x06detach\x12,\n" +
-	"\x12output_limit_bytes\x18f \x01(\x04R\x10outputLimitBytes\x12/\n" +
+	"\x06detach\x18e \x01(\bR\x06detach\x12:\n" +
+	"\x12output_limit_bytes\x18f \x01(\x04B\f\xbaH\t2\a\x18\x80\x80\x80\x80\x80 R\x10outputLimitBytes\x12/\n" +
 	"\x14stop_at_output_limit\x18g \x01(\bR\x11stopAtOutputLimit\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
