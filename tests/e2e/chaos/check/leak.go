@@ -1,6 +1,8 @@
 package check
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"time"
 
@@ -25,7 +27,10 @@ func noLeak(w *world) []finding {
 			w.leaked(&f, r)
 		}
 		for _, d := range sorted(w.disks) {
-			if d.state.State == sandbox.Released && d.state.Worker == h.Worker && !kept[d.agg.ID] {
+			b := w.boxes[d.agg.ID]
+			// One that was never ready may have failed before it had any.
+			had := b != nil && !b.state.ReadyAt.IsZero()
+			if had && d.state.State == sandbox.Released && d.state.Worker == h.Worker && !kept[d.agg.ID] {
 				f.add(d.agg.Subject(), "its workspace was to be kept until %s, and is gone from worker %s", d.state.DeleteAfter, h.Worker)
 			}
 		}
@@ -45,7 +50,7 @@ func noLeak(w *world) []finding {
 func (w *world) leaked(f *findings, r evidence.Resource) {
 	if r.Sandbox == "" {
 		if r.Zombie || r.Kind != evidence.Process && r.Kind != evidence.Socket {
-			f.add(r.Name, "a %s of no sandbox is there: %s", kindOf(r), r.Detail)
+			f.add(cmp.Or(r.Name, fmt.Sprintf("process %d", r.PID)), "a %s of no sandbox is there: %s", kindOf(r), r.Detail)
 		}
 		return
 	}

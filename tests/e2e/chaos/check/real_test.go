@@ -209,14 +209,3 @@ func appends(t *testing.T, s *stack.Stack) []linear.Call {
 func appended(id string) envelope.Event {
 	return envelope.Event{Meta: envelope.Meta{ID: id}, Body: &eventsv1.SandboxStopping{}}
 }
-
-func TestCleanRunHasNoViolation(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: runs real sandboxes and ClickHouse")
-	}
-	s := stack.Processes(t, stack.Extra{"lifecycle": {"--max-sandboxes", fmt.Sprint(places)}})
-	h, e := realRun(t, s)
-	for _, v := range check.All(h, e) {
-		t.Errorf("%+v", v)
-	}
-}

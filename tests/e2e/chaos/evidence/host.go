@@ -77,6 +77,26 @@ func LookAtHost(worker, stateDir string, known []string) (Host, error) {
 	return h, nil
 }
 
+// SampleHost tells which sandboxes run on a host now: for Sample, as often as it is wanted.
+func SampleHost(worker, stateDir string) (Sample, error) {
+	state, err := filepath.Abs(stateDir)
+	if err != nil {
+		return Sample{}, fmt.Errorf("look at the host of worker %s: %w", worker, err)
+	}
+	s := &survey{state: state, ours: map[string]bool{}}
+	out := Sample{At: time.Now().UTC(), Worker: worker, Sandboxes: []string{}}
+	if err := s.processes(); err != nil {
+		return out, fmt.Errorf("look at the host of worker %s: %w", worker, err)
+	}
+	for _, r := range s.found {
+		if r.Role == RoleSentry && !r.Zombie {
+			out.Sandboxes = append(out.Sandboxes, r.Sandbox)
+		}
+	}
+	slices.Sort(out.Sandboxes)
+	return out, nil
+}
+
 func (s *survey) add(r Resource) {
 	if r.Sandbox != "" {
 		s.ours[r.Sandbox] = true

@@ -1,0 +1,386 @@
+package check_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog/linear"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
+)
+
+// plant damages a clean run in one way, by which it breaks one invariant at least.
+type plant struct {
+	breaks check.Invariant
+	name   string
+	damage func(*copyOf)
+}
+
+var plants = slices.Concat(outcomePlants, startPlants, outputPlants, endPlants, lifePlants, leakPlants, viewPlants, orderPlants, limitPlants)
+
+var outcomePlants = []plant{
+	{check.OneOutcome, "an acknowledged create that the log does not know", func(c *copyOf) {
+		at := c.sandboxSubject(c.made("create-0"))
+		c.e.Events = slices.DeleteFunc(c.e.Events, func(e evidence.Event) bool { return e.Subject == at })
+	}},
+	{check.OneOutcome, "an acknowledged exec that the log does not know", func(c *copyOf) {
+		at := c.execSubject("silent-0")
+		c.e.Events = slices.DeleteFunc(c.e.Events, func(e evidence.Event) bool { return e.Subject == at })
+	}},
+	{check.OneOutcome, "an exec that ends twice", func(c *copyOf) {
+		double[*eventsv1.ExecCompleted](c, c.execSubject("silent-0"))
+	}},
+	{check.OneOutcome, "an acknowledged exec without an end", func(c *copyOf) {
+		drop[*eventsv1.ExecCompleted](c, c.execSubject("silent-0"))
+		c.later(time.Hour)
+	}},
+	{check.OneOutcome, "an acknowledged destroy that never came to its end", func(c *copyOf) {
+		drop[*eventsv1.SandboxDestroyed](c, c.sandboxSubject(c.made("create-1")))
+	}},
+	{check.OneOutcome, "an acknowledged cancel of an exec that goes on", func(c *copyOf) {
+		drop[*eventsv1.ExecCompleted](c, c.execSubject("endless-0"))
+	}},
+	{check.OneOutcome, "a refused create that made a sandbox", func(c *copyOf) {
+		c.call(func(call journal.Call) bool { return call.Key == "freed" }).Answer = journal.Refused
+	}},
+	{check.OneOutcome, "one key that is answered with two sandboxes", func(c *copyOf) {
+		second := c.made("create-1")
+		for i := range c.h.Calls {
+			if call := &c.h.Calls[i]; call.Key == "create-0" {
+				call.Sandbox, second = second, call.Sandbox
+			}
+		}
+	}},
+	{check.OneOutcome, "a command that nobody carries out", func(c *copyOf) {
+		c.e.Pending = append(c.e.Pending, evidence.Message{Subject: "cmd.worker.local.acme.x", Stored: c.e.Taken.Add(-time.Hour)})
+	}},
+	{check.OneOutcome, "a command that was set aside", func(c *copyOf) {
+		c.e.Dead = append(c.e.Dead, evidence.Message{Subject: "dlq.lifecycle.x.cmd.sandbox.acme.x"})
+	}},
+}
+
+var startPlants = []plant{
+	{check.OneStart, "an exec whose start is recorded twice", func(c *copyOf) {
+		double[*eventsv1.ExecStarted](c, c.execSubject("silent-0"))
+	}},
+	{check.OneStart, "a program that says that it was started twice", func(c *copyOf) {
+		c.witness("silent-1").Starts["silent-1"] = 2
+	}},
+	{check.OneStart, "a program that was started in two sandboxes", func(c *copyOf) {
+		c.witness("silent-1").Starts["silent-0"] = 1
+	}},
+	{check.OneStart, "a program that was started without a start in the log", func(c *copyOf) {
+		c.witness("silent-1").Starts["stranger"] = 1
+	}},
+	{check.OneStart, "a repeated call that made a second exec", func(c *copyOf) {
+		call := c.of("printing-0")
+		for _, e := range c.e.Events {
+			if e.Subject == c.execSubject("printing-0") {
+				r, _ := e.Decode()
+				c.rewriteNew(subject.Exec(tenant, call.Sandbox, ids.New()).Subject(), envelope.Event{Meta: r.Meta, Body: r.Body})
+				return
+			}
+		}
+	}},
+	{check.OneStart, "an exit of a program that was never started", func(c *copyOf) {
+		delete(c.witness("silent-1").Starts, "silent-1")
+	}},
+}
+
+var outputPlants = []plant{
+	{check.TrueOutput, "recorded bytes that the program did not write", func(c *copyOf) {
+		out := c.transcript("printing-0")
+		out.Chunks[1].SHA256 = strings.Repeat("0", 64)
+		for i := range c.h.Calls {
+			for n := range c.h.Calls[i].Seen {
+				if c.h.Calls[i].Exec == out.Exec && c.h.Calls[i].Seen[n].Number == out.Chunks[1].Number {
+					c.h.Calls[i].Seen[n] = out.Chunks[1]
+				}
+			}
+		}
+	}},
+	{check.TrueOutput, "a chunk that is lost", func(c *copyOf) {
+		out := c.transcript("printing-0")
+		out.Chunks = out.Chunks[:len(out.Chunks)-1]
+	}},
+	{check.TrueOutput, "a chunk that is recorded twice, with other bytes", func(c *copyOf) {
+		out := c.transcript("printing-0")
+		more := out.Chunks[2]
+		more.SHA256 = strings.Repeat("1", 64)
+		out.Chunks = append(out.Chunks, more)
+	}},
+	{check.TrueOutput, "bytes that were dropped without counting them", func(c *copyOf) {
+		out := c.transcript("printing-0")
+		out.Chunks[1].Gap, out.Chunks[1].SHA256 = true, ""
+		c.h.Calls = slices.DeleteFunc(c.h.Calls, func(call journal.Call) bool { return call.Exec == out.Exec && call.Op == journal.Attach })
+	}},
+	{check.TrueOutput, "a client that saw a chunk twice", func(c *copyOf) {
+		call := c.of("printing-0")
+		call.Seen = append(call.Seen[:1:1], call.Seen...)
+	}},
+	{check.TrueOutput, "a client that missed a chunk", func(c *copyOf) {
+		call := c.of("printing-0")
+		call.Seen = slices.Delete(call.Seen, 1, 2)
+	}},
+	{check.TrueOutput, "a client that saw other bytes", func(c *copyOf) {
+		c.of("killed-0").Seen[0].SHA256 = strings.Repeat("0", 64)
+	}},
+	{check.TrueOutput, "a client that was told the end before it had all output", func(c *copyOf) {
+		call := c.of("killed-0")
+		call.Seen = nil
+	}},
+	{check.TrueOutput, "a digest in the receipt of other bytes", func(c *copyOf) {
+		change(c, c.execSubject("printing-0"), func(b *eventsv1.ExecCompleted) { b.Stdout.Sha256[0] ^= 1 })
+	}},
+	{check.TrueOutput, "a receipt that counts other bytes", func(c *copyOf) {
+		change(c, c.execSubject("printing-0"), func(b *eventsv1.ExecCompleted) { b.Stderr.Bytes++ })
+	}},
+	{check.TrueOutput, "output of an exec that nobody asked for", func(c *copyOf) {
+		c.e.Transcripts = append(c.e.Transcripts, evidence.Transcript{Tenant: tenant, Sandbox: ids.New(), Exec: ids.New()})
+	}},
+}
+
+var endPlants = []plant{
+	{check.TrueEnd, "an exit code that the program does not give", func(c *copyOf) {
+		change(c, c.execSubject("printing-0"), func(b *eventsv1.ExecCompleted) { b.ExitCode = 0 })
+	}},
+	{check.TrueEnd, "a signal that nobody sent", func(c *copyOf) {
+		change(c, c.execSubject("printing-0"), func(b *eventsv1.ExecCompleted) {
+			b.Reason, b.Signal, b.ExitCode = "signaled", 15, 143
+		})
+	}},
+	{check.TrueEnd, "an end by a cancel that nobody asked for", func(c *copyOf) {
+		drop[*eventsv1.ExecCancelRequested](c, c.execSubject("endless-0"))
+	}},
+	{check.TrueEnd, "an end by a time limit before its time", func(c *copyOf) {
+		change(c, c.execSubject("endless-0"), func(b *eventsv1.ExecCompleted) { b.Reason = "timed_out" })
+	}},
+	{check.TrueEnd, "a start that failed, of a program that ran", func(c *copyOf) {
+		change(c, c.execSubject("silent-0"), func(b *eventsv1.ExecCompleted) { b.Reason, b.ExitCode = "start_failed", 126 })
+	}},
+	{check.TrueEnd, "an end with its sandbox, which goes on", func(c *copyOf) {
+		change(c, c.execSubject("endless-0"), func(b *eventsv1.ExecCompleted) { b.Reason = "sandbox_destroyed" })
+	}},
+	{check.TrueEnd, "a client that was told another code than the log has", func(c *copyOf) {
+		c.of("killed-0").End.ExitCode = 0
+	}},
+	{check.TrueEnd, "a client that was told a code of an exec that is lost", func(c *copyOf) {
+		c.rewrite(c.execSubject("silent-0"), func(events []envelope.Event) []envelope.Event {
+			events = slices.Clone(events)
+			i := body[*eventsv1.ExecCompleted](events)
+			events[i].Type, events[i].Body = "", &eventsv1.ExecLost{Reason: "sandbox_lost"}
+			return events
+		})
+	}},
+}
+
+var lifePlants = []plant{
+	{check.SameLife, "a ready sandbox whose sentry is gone", func(c *copyOf) {
+		c.without(func(r evidence.Resource) bool {
+			return r.Role == evidence.RoleSentry && r.Sandbox == c.made("create-0")
+		})
+	}},
+	{check.SameLife, "a ready sandbox with two keepers", func(c *copyOf) {
+		c.found(evidence.Resource{Kind: evidence.Process, Role: evidence.RoleKeeper, Sandbox: c.made("create-0"), PID: 1})
+	}},
+	{check.SameLife, "a process of a destroyed sandbox", func(c *copyOf) {
+		c.found(evidence.Resource{Kind: evidence.Process, Role: evidence.RoleSentry, Sandbox: c.made("create-1"), PID: 1})
+	}},
+	{check.SameLife, "a process of a sandbox that the log does not know", func(c *copyOf) {
+		c.found(evidence.Resource{Kind: evidence.Process, Role: evidence.RoleKeeper, Sandbox: ids.New(), PID: 1})
+	}},
+	{check.SameLife, "a sandbox that starts for ever", func(c *copyOf) {
+		c.rewrite(c.sandboxSubject(c.made("create-0")), func(events []envelope.Event) []envelope.Event {
+			return events[:body[*eventsv1.SandboxReady](events)]
+		})
+		c.later(time.Hour)
+	}},
+	{check.SameLife, "a sandbox on another worker than the log says", func(c *copyOf) { c.host().Worker = "another" }},
+}
+
+// leakKinds are all that a sandbox has on a host.
+var leakKinds = []evidence.Kind{
+	evidence.Process, evidence.Mount, evidence.Loop, evidence.Cgroup, evidence.Netns, evidence.Socket, evidence.Directory, evidence.File,
+}
+
+var leakPlants = func() []plant {
+	all := []plant{
+		{check.NoLeak, "a workspace that is gone before its time", func(c *copyOf) {
+			c.without(func(r evidence.Resource) bool { return r.Kind == evidence.Workspace && r.Sandbox == c.made("create-1") })
+		}},
+		{check.NoLeak, "a workspace that stays behind its time", func(c *copyOf) { c.later(100 * 24 * time.Hour) }},
+		{check.NoLeak, "a workspace of no sandbox", func(c *copyOf) {
+			c.found(evidence.Resource{Kind: evidence.Workspace, Sandbox: ids.New(), Name: "/state/workspaces/x.img"})
+		}},
+		{check.NoLeak, "a process that has ended and that nobody takes", func(c *copyOf) {
+			c.found(evidence.Resource{Kind: evidence.Process, Role: evidence.RoleService, Zombie: true, PID: 1})
+		}},
+		{check.NoLeak, "a key of a destroyed sandbox", func(c *copyOf) {
+			c.e.Buckets[topology.BucketName]["acme."+c.made("create-1")] = evidence.Value{}
+		}},
+	}
+	for _, kind := range leakKinds {
+		all = append(all, plant{check.NoLeak, "a " + string(kind) + " of a destroyed sandbox", func(c *copyOf) {
+			c.found(evidence.Resource{Kind: kind, Sandbox: c.made("create-1"), Name: "left over"})
+		}})
+	}
+	return all
+}()
+
+var viewPlants = []plant{
+	{check.SameViews, "a view with another state", func(c *copyOf) {
+		c.view(c.made("create-1"), func(v *commandsv1.SandboxView) { v.State = "ready" })
+	}},
+	{check.SameViews, "a view with other usage", func(c *copyOf) {
+		c.view(c.made("create-1"), func(v *commandsv1.SandboxView) { v.Usage.CpuMs++ })
+	}},
+	{check.SameViews, "a view of nothing", func(c *copyOf) {
+		c.e.Buckets[topology.BucketSandbox]["acme."+ids.New()] = evidence.Value{}
+	}},
+	{check.SameViews, "a receipt that is missing", func(c *copyOf) {
+		call := c.of("silent-0")
+		delete(c.e.Buckets[topology.BucketExec], tenant+"."+call.Sandbox+"."+call.Exec)
+	}},
+	{check.SameViews, "a receipt that is behind the log", func(c *copyOf) {
+		call := c.of("silent-0")
+		entries := c.e.Buckets[topology.BucketExec]
+		key := tenant + "." + call.Sandbox + "." + call.Exec
+		v := &commandsv1.ExecView{}
+		_ = proto.Unmarshal(entries[key].Data, v)
+		v.State, v.Completed, v.EndedAt = "running", nil, nil
+		data, _ := proto.Marshal(v)
+		entries[key] = evidence.Value{Data: data}
+	}},
+	{check.SameViews, "a row with another quantity", func(c *copyOf) { c.row("printing-0")["stdout_bytes"] = json.Number("1") }},
+	{check.SameViews, "a row of another session", func(c *copyOf) { c.row("printing-0")["session_id"] = "other" }},
+	{check.SameViews, "a row twice", func(c *copyOf) { c.e.Execs = append(c.e.Execs, c.row("printing-0")) }},
+	{check.SameViews, "a row that is missing", func(c *copyOf) { c.e.Execs = c.e.Execs[1:] }},
+	{check.SameViews, "a row of a sandbox that is missing", func(c *copyOf) { c.e.Sandboxes = c.e.Sandboxes[1:] }},
+	{check.SameViews, "a row of no exec", func(c *copyOf) { c.e.Execs = append(c.e.Execs, evidence.Row{"id": ids.New()}) }},
+	{check.SameViews, "an event that does not follow from those before it", func(c *copyOf) {
+		double[*eventsv1.SandboxReady](c, c.sandboxSubject(c.made("create-0")))
+	}},
+	{check.SameViews, "an event that cannot be read", func(c *copyOf) { c.e.Events[3].Data = []byte{0xff} }},
+}
+
+var orderPlants = []plant{
+	{check.OneOrder, "an event that was altered", func(c *copyOf) {
+		c.e.Events[2].Header[envelope.HeaderActor] = []string{"somebody else"}
+	}},
+	{check.OneOrder, "an event that was taken out", func(c *copyOf) {
+		at := c.sandboxSubject(c.made("create-1"))
+		i := slices.IndexFunc(c.e.Events, func(e evidence.Event) bool { return e.Subject == at })
+		c.e.Events = slices.Delete(c.e.Events, i, i+1)
+	}},
+	{check.OneOrder, "one event at two places", func(c *copyOf) {
+		more := c.e.Events[2]
+		more.Seq = c.e.Events[len(c.e.Events)-1].Seq + 1
+		c.e.Events = append(c.e.Events, more)
+	}},
+	{check.OneOrder, "two appends behind one event", func(c *copyOf) {
+		calls := c.e.Appends[0].Calls
+		i := slices.IndexFunc(calls, func(a linear.Call) bool { return a.Done })
+		more := calls[i]
+		more.ID = ids.New()
+		c.e.Appends[0].Calls = append(calls, more)
+	}},
+	{check.OneOrder, "a refused append that nothing stood in the way of", func(c *copyOf) {
+		calls := c.e.Appends[0].Calls
+		i := slices.IndexFunc(calls, func(a linear.Call) bool { return a.Done })
+		calls[i].Done = false
+	}},
+	{check.OneOrder, "an acknowledged append that is not in the log", func(c *copyOf) {
+		// The last one, so that no chain tells of it.
+		at := c.e.Appends[0].Calls[0].Aggregate
+		i := len(c.e.Events) - 1
+		for c.e.Events[i].Subject != at {
+			i--
+		}
+		c.e.Events = slices.Delete(c.e.Events, i, i+1)
+	}},
+}
+
+var limitPlants = []plant{
+	{check.WithinLimits, "one sandbox more than its worker and tenant may have, at one sequence", func(c *copyOf) {
+		at := c.sandboxSubject(c.made("create-2"))
+		i := slices.IndexFunc(c.e.Events, func(e evidence.Event) bool { return e.Subject == at })
+		r, _ := c.e.Events[i].Decode()
+		id := ids.New()
+		requested := proto.CloneOf(r.Body.(*eventsv1.SandboxRequested))
+		requested.SandboxId, requested.Labels = id, nil
+		e := envelope.Event{Meta: r.Meta, Body: requested}
+		e.ID = ids.New()
+		seq := c.e.Events[i].Seq
+		c.insert(c.sandboxSubject(id), e, func(e evidence.Event) bool { return e.Seq <= seq })
+	}},
+	{check.WithinLimits, "one sandbox more than its worker may have, on its host", func(c *copyOf) {
+		c.e.Samples[0].Sandboxes = append(c.e.Samples[0].Sandboxes, ids.New())
+	}},
+	{check.WithinLimits, "a sandbox that is larger than its worker", func(c *copyOf) {
+		c.e.Limits.MemoryBytes = map[string]uint64{worker: 1 << 20}
+	}},
+	{check.WithinLimits, "a destroyed sandbox that holds a place", func(c *copyOf) {
+		c.places(func(p map[string]any) { p[c.made("create-1")] = map[string]any{"t": tenant, "s": 1} })
+	}},
+	{check.WithinLimits, "a place of a sandbox that the log does not know", func(c *copyOf) {
+		c.places(func(p map[string]any) { p[ids.New()] = map[string]any{"t": tenant, "s": 1} })
+	}},
+	{check.WithinLimits, "a sandbox that lives without a place", func(c *copyOf) {
+		c.places(func(p map[string]any) { delete(p, c.made("create-0")) })
+	}},
+}
+
+// witness is that of the sandbox in which a program ran.
+func (c *copyOf) witness(token string) evidence.Witness {
+	box := c.of(token).Sandbox
+	return c.e.Witnesses[slices.IndexFunc(c.e.Witnesses, func(w evidence.Witness) bool { return w.Sandbox == box })]
+}
+
+// rewriteNew puts the first event of a new aggregate behind all others.
+func (c *copyOf) rewriteNew(at string, e envelope.Event) {
+	e.ID = ids.New()
+	m, _, err := envelope.Encode(at, e, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.e.Events = append(c.e.Events, evidence.Event{Seq: c.e.Events[len(c.e.Events)-1].Seq + 1, Subject: at, Header: m.Header, Data: m.Data, Stored: e.Time})
+}
+
+func (c *copyOf) view(id string, how func(*commandsv1.SandboxView)) {
+	entries := c.e.Buckets[topology.BucketSandbox]
+	v := &commandsv1.SandboxView{}
+	if err := proto.Unmarshal(entries[tenant+"."+id].Data, v); err != nil {
+		c.t.Fatal(err)
+	}
+	how(v)
+	data, err := proto.Marshal(v)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	entries[tenant+"."+id] = evidence.Value{Data: data}
+}
+
+func (c *copyOf) places(how func(map[string]any)) {
+	entries := c.e.Buckets[topology.BucketPlace]
+	p := map[string]any{}
+	if err := json.Unmarshal(entries["worker."+worker].Data, &p); err != nil {
+		c.t.Fatal(err)
+	}
+	how(p)
+	data, err := json.Marshal(p)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	entries["worker."+worker] = evidence.Value{Data: data}
+}
