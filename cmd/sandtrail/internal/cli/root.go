@@ -40,6 +40,8 @@ type Root struct {
 	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox as it was."`
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
 
+	DLQ DLQ `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
+
 	Completion Completion `cmd:"" group:"This program" help:"Print a script that completes commands in your shell."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`
 	Help       Help       `cmd:"" group:"This program" help:"Explain a command."`

@@ -77,11 +77,23 @@ func happened(body proto.Message) string {
 		return fmt.Sprintf("workspace of %s released, kept until %s", Bytes(b.GetSizeBytes()), Time(b.GetDeleteAfter()))
 	case *eventsv1.WorkspaceDeleted:
 		return "workspace removed: " + b.GetReason()
+	case *eventsv1.LetterRedriven:
+		return "dead letter redriven" + letter(b.GetLetter(), b.GetNote())
+	case *eventsv1.LetterDropped:
+		return "dead letter dropped" + letter(b.GetLetter(), b.GetNote())
 	case nil:
-		return "(a type that this version does not know)"
+		return "(a type that this version does not know, or no event)"
 	default:
 		return execHappened(body)
 	}
+}
+
+func letter(l *eventsv1.Letter, note string) string {
+	s := fmt.Sprintf(": %s %d on %s, set aside by %s (%s)", l.GetStream(), l.GetSequence(), l.GetSubject(), l.GetConsumer(), l.GetErrorReason())
+	if note != "" {
+		s += "; " + note
+	}
+	return s
 }
 
 func execHappened(body proto.Message) string {
