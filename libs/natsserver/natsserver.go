@@ -74,6 +74,10 @@ type Cluster struct {
 	Port int
 	// Routes are nats://host:port of every server of the cluster; this one may be among them.
 	Routes []string
+	// Advertise is the host:port at which servers that learn of this one from others reach it, where that is not Host and Port.
+	Advertise string
+	// NoAdvertise keeps the servers' addresses from clients: they use those they were given, and no way around a proxy.
+	NoAdvertise bool
 }
 
 // Server is a running server.
@@ -83,6 +87,7 @@ type Server struct {
 	token string
 	lock  *os.File
 	once  sync.Once
+	watch watch
 }
 
 // Start starts a server and returns when it takes connections and JetStream works; in a cluster JetStream still has to elect
@@ -106,7 +111,7 @@ func Start(o Options) (*Server, error) {
 	}
 	log := newLogger(o.Log)
 	ns.SetLoggerV2(log, false, false, false)
-	s := &Server{ns: ns, dir: o.Dir, token: o.Token, lock: lock}
+	s := &Server{ns: ns, dir: o.Dir, token: o.Token, lock: lock, watch: watch{stop: make(chan struct{})}}
 	if err := s.run(so, log); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("start nats server: %w", err)
@@ -192,7 +197,7 @@ func (o Options) server() (*server.Options, error) {
 	}
 	if c := o.Cluster; c != nil {
 		so.Cluster = server.ClusterOpts{
-			Name: c.Name, Host: orDefault(c.Host, "127.0.0.1"), Port: c.Port, PoolSize: -1,
+			Name: c.Name, Host: orDefault(c.Host, "127.0.0.1"), Port: c.Port, PoolSize: -1, Advertise: c.Advertise, NoAdvertise: c.NoAdvertise,
 		}
 		for _, r := range c.Routes {
 			u, err := url.Parse(r)
@@ -296,6 +301,7 @@ func (s *Server) Flush() error {
 // Shutdown stops it and waits until everything is on disk and every goroutine has ended. Calling it again does nothing.
 func (s *Server) Shutdown() {
 	s.once.Do(func() {
+		close(s.watch.stop)
 		s.ns.Shutdown()
 		s.ns.WaitForShutdown()
 		_ = s.lock.Close()

@@ -1,0 +1,151 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/rs/zerolog"
+)
+
+// Link is one way between two parts of the system, through a proxy.
+type Link struct {
+	// From and To name its ends: a service, a NATS node, "client", "clickhouse".
+	From, To string
+
+	mu    sync.Mutex
+	proxy *toxiproxy.Proxy
+	cut   bool
+}
+
+// Name tells links apart.
+func (l *Link) Name() string { return l.From + ">" + l.To }
+
+// Addr is where From connects to.
+func (l *Link) Addr() string { return l.proxy.Listen }
+
+// proxies are the links of a rig.
+type proxies struct {
+	server *toxiproxy.ApiServer
+	all    []*Link
+}
+
+func newProxies() *proxies {
+	return &proxies{server: toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())}
+}
+
+func (p *proxies) open(from, to, upstream string) (*Link, error) {
+	listen, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	l := &Link{From: from, To: to}
+	l.proxy = toxiproxy.NewProxy(p.server, l.Name(), listen, upstream)
+	if err := l.proxy.Start(); err != nil {
+		return nil, fmt.Errorf("open link %s: %w", l.Name(), err)
+	}
+	p.all = append(p.all, l)
+	return l, nil
+}
+
+// Cut closes its connections and takes no new ones until Restore.
+func (l *Link) Cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.cut {
+		l.cut = true
+		l.proxy.Stop()
+	}
+}
+
+// Restore takes connections again.
+func (l *Link) Restore() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.cut {
+		return nil
+	}
+	if err := l.proxy.Start(); err != nil {
+		return fmt.Errorf("restore link %s: %w", l.Name(), err)
+	}
+	l.cut = false
+	return nil
+}
+
+// Direction of what flows on a link.
+type Direction string
+
+// Up is what From sends, Down what it gets.
+const (
+	Up   Direction = "upstream"
+	Down Direction = "downstream"
+)
+
+// Toxic makes a link worse: a kind of toxiproxy with its attributes. Latencies are in milliseconds, sizes in bytes.
+type Toxic struct {
+	Type       string         `json:"type"`
+	Name       string         `json:"name"`
+	Stream     Direction      `json:"stream"`
+	Toxicity   float32        `json:"toxicity"`
+	Attributes map[string]any `json:"attributes"`
+}
+
+// Add puts a toxic on the link, on connections that exist and on later ones.
+func (l *Link) Add(t Toxic) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t.Name, t.Toxicity = t.Type+"_"+string(t.Stream), 1
+	body, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	if _, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader(body)); err != nil {
+		return fmt.Errorf("put %s on link %s: %w", t.Name, l.Name(), err)
+	}
+	return nil
+}
+
+// Clean takes every toxic away.
+func (l *Link) Clean(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.proxy.Toxics.ResetToxics(ctx)
+}
+
+func (p *proxies) close() {
+	for _, l := range p.all {
+		l.Cut()
+	}
+}
+
+// Ports of the rig lie below those that the kernel gives to outgoing connections: one that is closed for a while, by a fault, must not be
+// somebody else's when it opens again.
+const firstPort, lastPort = 20000, 32000
+
+var ports struct {
+	sync.Mutex
+	next int
+}
+
+// freePort is host:port on loopback that nobody listens on; it gives none twice.
+func freePort() (string, error) {
+	ports.Lock()
+	defer ports.Unlock()
+	for range lastPort - firstPort {
+		if ports.next == 0 || ports.next >= lastPort {
+			ports.next = firstPort + rand.IntN(lastPort-firstPort)
+		}
+		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(ports.next))
+		ports.next++
+		if l, err := net.Listen("tcp", addr); err == nil {
+			return addr, l.Close()
+		}
+	}
+	return "", fmt.Errorf("no free port between %d and %d", firstPort, lastPort)
+}
