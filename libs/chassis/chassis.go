@@ -143,11 +143,15 @@ func check(f Flags, validate func() error) error {
 	return nil
 }
 
+// pingEvery bounds, times three, for how long a connection that is dead without being closed is taken for alive: nothing comes and
+// nothing goes meanwhile.
+const pingEvery = 2 * time.Second
+
 // Connect opens a connection that reconnects for ever. Errors never show the URL, which may hold a password.
 func Connect(url, creds, name string, log *slog.Logger) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name("sandtrail-" + name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(250 * time.Millisecond),
-		nats.ReconnectJitter(250*time.Millisecond, time.Second), nats.PingInterval(10 * time.Second), nats.MaxPingsOutstanding(3),
+		nats.ReconnectJitter(250*time.Millisecond, time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				log.Warn("disconnected from NATS", "error", err)

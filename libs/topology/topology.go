@@ -85,8 +85,10 @@ const (
 )
 
 const (
-	day             = 24 * time.Hour
-	ackWait         = 30 * time.Second
+	day = 24 * time.Hour
+	// ackWait is after how long without a sign of life a message is given to somebody again: what was on its way to a worker that died,
+	// or got lost with a connection, waits that long. Workers give a sign at a third of it for as long as they have the message.
+	ackWait         = 4 * time.Second
 	contractVersion = "1"
 )
 

@@ -185,6 +185,7 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.stored(ctx) })
 	rows, err := s.usage(ctx)
 	if err != nil {
 		return err
@@ -216,6 +217,17 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 		return err
 	}
 	return nil
+}
+
+// stored waits until the log can be stored no longer. Then nothing can be done before the server is started anew, and whoever runs this
+// has to know.
+func (s *stack) stored(ctx context.Context) error {
+	select {
+	case err := <-s.nats.Failed():
+		return fmt.Errorf("the log cannot be written; make room on the disk of %s, then start again (sandboxes go on meanwhile): %w", s.State, err)
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 func (s *stack) usage(ctx context.Context) (*usage.App, error) {
