@@ -25,8 +25,12 @@ import (
 
 var update = flag.Bool("update", false, "write the corpus of the events that have none yet")
 
-// corpus has every event as version 1 wrote it: NAME.binpb as it stands in the log, NAME.json what it must say.
+// corpus has every event as version 1 wrote it: NAME.binpb as it stands in the log, NAME.json what it must say. What fields were
+// added later has another pair, NAME+REVISION.
 const corpus = "../../proto/corpus/v1"
+
+// revisions are the events that fields were added to, with the name of what was added.
+var revisions = map[string][]string{"ExecCompleted": {"limits"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -94,39 +98,50 @@ func value(f protoreflect.FieldDescriptor, n int64) protoreflect.Value {
 	}
 }
 
-func corpusPath(mt protoreflect.MessageType, ext string) string {
-	return filepath.Join(corpus, string(mt.Descriptor().Name())+ext)
-}
+func corpusPath(name, ext string) string { return filepath.Join(corpus, name+ext) }
 
 func TestEveryEventEverWrittenStillReadsTheSame(t *testing.T) {
 	types := eventTypes()
 	require.NotEmpty(t, types)
+	known := 0
 	for _, mt := range types {
 		name := string(mt.Descriptor().Name())
-		t.Run(name, func(t *testing.T) {
-			if _, err := os.Stat(corpusPath(mt, ".binpb")); *update && os.IsNotExist(err) {
-				writeCorpus(t, mt)
-			}
-			m := readCorpus(t, mt)
-			text, err := os.ReadFile(corpusPath(mt, ".json"))
-			require.NoError(t, err)
-			want := mt.New().Interface()
-			require.NoError(t, protojson.Unmarshal(text, want))
-			require.Empty(t, cmp.Diff(want, m, protocmp.Transform()))
-			require.Empty(t, m.ProtoReflect().GetUnknown(), "a field was removed")
-			again, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-			require.NoError(t, err)
-			data, err := os.ReadFile(corpusPath(mt, ".binpb"))
-			require.NoError(t, err)
-			require.Equal(t, data, again)
-		})
+		names := []string{name}
+		for _, added := range revisions[name] {
+			names = append(names, name+"+"+added)
+		}
+		for _, name := range names {
+			known++
+			t.Run(name, func(t *testing.T) {
+				if _, err := os.Stat(corpusPath(name, ".binpb")); *update && os.IsNotExist(err) {
+					writeCorpus(t, name, mt)
+				}
+				readsTheSame(t, name, mt)
+			})
+		}
 	}
 	files, err := filepath.Glob(filepath.Join(corpus, "*.binpb"))
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, len(types), len(files), "an event type that was written once is gone")
+	require.Len(t, files, known, "an event type that was written once is gone")
 }
 
-func writeCorpus(t *testing.T, mt protoreflect.MessageType) {
+func readsTheSame(t *testing.T, name string, mt protoreflect.MessageType) {
+	t.Helper()
+	m := readCorpus(t, name, mt)
+	text, err := os.ReadFile(corpusPath(name, ".json"))
+	require.NoError(t, err)
+	want := mt.New().Interface()
+	require.NoError(t, protojson.Unmarshal(text, want))
+	require.Empty(t, cmp.Diff(want, m, protocmp.Transform()))
+	require.Empty(t, m.ProtoReflect().GetUnknown(), "a field was removed")
+	again, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	require.NoError(t, err)
+	data, err := os.ReadFile(corpusPath(name, ".binpb"))
+	require.NoError(t, err)
+	require.Equal(t, data, again)
+}
+
+func writeCorpus(t *testing.T, name string, mt protoreflect.MessageType) {
 	t.Helper()
 	m := mt.New()
 	fill(m, 0)
@@ -137,13 +152,13 @@ func writeCorpus(t *testing.T, mt protoreflect.MessageType) {
 	require.NoError(t, err)
 	text := protojson.Format(m.Interface())
 	require.NoError(t, os.MkdirAll(corpus, 0o755))
-	require.NoError(t, os.WriteFile(corpusPath(mt, ".binpb"), data, 0o644))
-	require.NoError(t, os.WriteFile(corpusPath(mt, ".json"), []byte(text+"\n"), 0o644))
+	require.NoError(t, os.WriteFile(corpusPath(name, ".binpb"), data, 0o644))
+	require.NoError(t, os.WriteFile(corpusPath(name, ".json"), []byte(text+"\n"), 0o644))
 }
 
-func readCorpus(t *testing.T, mt protoreflect.MessageType) proto.Message {
+func readCorpus(t *testing.T, name string, mt protoreflect.MessageType) proto.Message {
 	t.Helper()
-	data, err := os.ReadFile(corpusPath(mt, ".binpb"))
+	data, err := os.ReadFile(corpusPath(name, ".binpb"))
 	require.NoError(t, err)
 	m := mt.New().Interface()
 	require.NoError(t, proto.Unmarshal(data, m))
@@ -156,6 +171,7 @@ var stories = []struct{ agg, events, state string }{
 		"SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxFailed", "failed"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
+	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},
@@ -167,10 +183,11 @@ func TestTheCorpusReplays(t *testing.T) {
 	for _, story := range stories {
 		var bodies []proto.Message
 		for _, name := range strings.Fields(story.events) {
-			mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("sandtrail.events.v1." + name))
+			mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("sandtrail.events.v1." + strings.Split(name, "+")[0]))
 			require.NoError(t, err)
-			bodies = append(bodies, readCorpus(t, mt))
-			told[name] = true
+			bodies = append(bodies, readCorpus(t, name, mt))
+			event, _, _ := strings.Cut(name, "+")
+			told[event] = true
 		}
 		var state string
 		var err error

@@ -175,6 +175,18 @@ func (g *Group) delegate() error {
 
 const period = 100_000 // microseconds
 
+// Period is how long a group's CPU time is counted before it begins anew.
+const Period = period * time.Microsecond
+
+// weightOf is what a group weighs against its siblings where CPU is scarce: in proportion to what it may have.
+func weightOf(cpuMillis uint32, one, least, most uint64) string {
+	weight := one
+	if cpuMillis > 0 {
+		weight = min(max(uint64(cpuMillis)*one/1000, least), most)
+	}
+	return strconv.FormatUint(weight, 10)
+}
+
 // Limit changes the limits of a living group.
 func (g *Group) Limit(l Limits) error {
 	text := func(n uint64, none string) string {
@@ -192,6 +204,7 @@ func (g *Group) Limit(l Limits) error {
 			write(g.v2, "memory.max", text(l.MemoryBytes, "max")),
 			noSwap(g.v2),
 			write(g.v2, "cpu.max", quota+" "+strconv.Itoa(period)),
+			write(g.v2, "cpu.weight", weightOf(l.CPUMillis, 100, 1, 10_000)),
 			write(g.v2, "pids.max", text(l.PIDs, "max")))
 	}
 	if quota == "" {
@@ -201,6 +214,7 @@ func (g *Group) Limit(l Limits) error {
 		write(g.v1["memory"], "memory.limit_in_bytes", text(l.MemoryBytes, "-1")),
 		write(g.v1["cpu"], "cpu.cfs_period_us", strconv.Itoa(period)),
 		write(g.v1["cpu"], "cpu.cfs_quota_us", quota),
+		write(g.v1["cpu"], "cpu.shares", weightOf(l.CPUMillis, 1024, 2, 262_144)),
 		write(g.v1["pids"], "pids.max", text(l.PIDs, "max")))
 }
 

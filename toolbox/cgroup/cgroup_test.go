@@ -105,3 +105,50 @@ func sameWhenKept(t *testing.T, g, again *Group) {
 	g.counters.close()
 	require.LessOrEqual(t, open(), before)
 }
+
+// Where CPU is scarce groups share it in proportion to what each may have: here two want the same CPU.
+func TestScarceCPUIsSharedInProportion(t *testing.T) {
+	parent, err := Open(fmt.Sprintf("sandtrail-test-%d", os.Getpid()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, parent.Remove()) })
+	var groups []*Group
+	for name, millis := range map[string]uint32{"small": 1000, "large": 4000} {
+		g, err := Open(fmt.Sprintf("sandtrail-test-%d/%s", os.Getpid(), name))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, g.Remove()) })
+		require.NoError(t, g.Create(Limits{CPUMillis: millis}))
+		cmd := exec.CommandContext(t.Context(), "taskset", "1", "sh", "-c", "while :; do :; done")
+		require.NoError(t, g.Start(cmd))
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		if groups = append(groups, g); name == "small" && len(groups) == 2 {
+			groups[0], groups[1] = groups[1], groups[0]
+		}
+	}
+	began := [2]time.Duration{groups[0].Stats().CPU, groups[1].Stats().CPU}
+	used := func(i int) time.Duration { return groups[i].Stats().CPU - began[i] }
+	require.Eventually(t, func() bool { return used(0)+used(1) > 3*time.Second }, time.Minute, 10*time.Millisecond)
+	small, large := used(0), used(1)
+	t.Logf("%s and %s", small, large)
+	require.InDelta(t, 4, float64(large)/float64(small), 2)
+	held, _ := groups[0].Held()
+	require.Zero(t, held, "it wanted no more than it may have")
+}
+
+// A group that wants more than it may have is held back, and says how often.
+func TestAGroupThatIsHeldBackSaysSo(t *testing.T) {
+	parent, err := Open(fmt.Sprintf("sandtrail-test-%d", os.Getpid()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, parent.Remove()) })
+	g, err := Open(fmt.Sprintf("sandtrail-test-%d/held", os.Getpid()))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Remove()) })
+	require.NoError(t, g.Create(Limits{CPUMillis: 100}))
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "while :; do :; done")
+	require.NoError(t, g.Start(cmd))
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	require.Eventually(t, func() bool {
+		held, of := g.Held()
+		require.LessOrEqual(t, held, of)
+		return held > 3
+	}, time.Minute, 10*time.Millisecond)
+}

@@ -126,6 +126,17 @@ func (g *Group) OOMKills() uint64 {
 	return g.counters.keyed(g.v1["memory"], "memory.oom_control", "oom_kill")[0]
 }
 
+// Held is how often the group had used up its CPU time before a period of it was over, and so did not run for the rest, of all
+// the periods in which it wanted to run.
+func (g *Group) Held() (held, of uint64) {
+	dir := g.v1["cpu"]
+	if g.unified {
+		dir = g.v2
+	}
+	n := g.counters.keyed(dir, "cpu.stat", "nr_throttled", "nr_periods")
+	return n[0], n[1]
+}
+
 // FileCache is how much of the memory in use is cache of files, which the kernel takes back when it is needed. Memory of the guest
 // is not in it: it is a file too, but one that lives in memory only.
 func (g *Group) FileCache() uint64 {

@@ -44,8 +44,10 @@ type sandbox struct {
 	runscRoot *os.File
 	// control is how programs are run, way its name, refused why another one did not work.
 	control sentry.Control
-	// memory is nil where the cgroup tells.
+	// memory is nil where the cgroup tells. layer is the file that holds what is written outside of the workspace; nil where it was
+	// not found, which only costs a line in an exec's end.
 	memory  *memory
+	layer   *os.File
 	way     string
 	refused error
 	// children takes whatever dies, from the moment the sentry runs.
@@ -236,7 +238,7 @@ func (b *sandbox) run(ctx context.Context) error {
 	b.link = link
 	defer closeAll(stdio[:])
 	args := append(b.flags(b.inner("runsc.log")), "--platform", "systrap", "--network", "none", "--host-uds", "none",
-		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), max(b.spec.OverlayBytes, 1<<20)),
+		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), b.overlayBytes()),
 		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
 	cmd := exec.CommandContext(ctx, b.spec.Runsc, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -250,11 +252,20 @@ func (b *sandbox) run(ctx context.Context) error {
 	if err := b.watch(); err != nil {
 		return err
 	}
+	overlay := b.path("overlay") + "/"
+	b.layer, err = heldBy(b.pid, func(path string) bool { return strings.HasPrefix(path, overlay) })
+	if err != nil {
+		b.log.Warn("the layer of the root is not watched", "error", err)
+		err = nil
+	}
 	if !b.group.Real() {
 		b.memory, err = openMemory(b.pid)
 	}
 	return err
 }
+
+// overlayBytes may be written outside of the workspace.
+func (b *sandbox) overlayBytes() uint64 { return max(b.spec.OverlayBytes, 1<<20) }
 
 // flags are those of every call of runsc. What goes on being written must not fill the desk.
 func (b *sandbox) flags(log string) []string {
@@ -419,6 +430,9 @@ func (b *sandbox) destroy() error {
 	}
 	if b.memory != nil {
 		b.memory.guest.Close()
+	}
+	if b.layer != nil {
+		b.layer.Close()
 	}
 	if b.desk != "" {
 		for _, name := range []string{"runsc/null-netns", "workspace", "init", "rootfs", "image", ""} {

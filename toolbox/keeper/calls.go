@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,8 +106,9 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 	k.tags++
 	p = &program{
 		id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
-		spool:   spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}),
-		account: k.meter.begin(firstTag + k.tags), ooms: k.meter.oomKills(), launched: make(chan struct{}), done: make(chan struct{}),
+		spool: spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}), outputCap: cmp.Or(limit, spool.DefaultCap),
+		timeout: time.Duration(min(r.TimeoutMs, maxTimeout)) * time.Millisecond,
+		account: k.meter.begin(firstTag + k.tags), sights: k.begunSights(), launched: make(chan struct{}), done: make(chan struct{}),
 	}
 	if p.first, err = p.spool.Reader(0, 0); err != nil {
 		return nil, false, err

@@ -48,8 +48,11 @@ type program struct {
 	out     [2]*output
 	in      *input
 	account *account
-	ooms    uint64
-	started time.Time
+	sights  *sights
+	// timeout and outputCap are what was asked for; 0: none.
+	timeout   time.Duration
+	outputCap uint64
+	started   time.Time
 	// launched closes when the start has worked or failed; done when end is set.
 	launched chan struct{}
 	done     chan struct{}
@@ -62,8 +65,9 @@ type program struct {
 	// reason is why the tree is being ended; ending closes when none of it is left.
 	reason string
 	ending chan struct{}
-	// over is the limit that was passed when the warden ended everything.
-	over string
+	// over is the limit that was passed when the warden ended everything, tooLarge that it was the workspace's.
+	over     string
+	tooLarge bool
 }
 
 // launch makes the pipes and starts the program. Its failure is an End too.
@@ -72,12 +76,15 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 	err := k.execute(p, r)
 	if err != nil {
 		k.log.Info("exec not started", "exec", p.id, "cause", describe(err))
+		if refused := new(sentry.Error); errors.As(err, &refused) && refused.Classify() == sentry.NoProcesses {
+			k.counted(int(k.spec.PIDs))
+		}
 		k.settle(p, startFailure(err, r.Argv[0], r.WorkingDir, k.lost()))
 		return
 	}
 	go k.follow(p)
-	if r.TimeoutMs > 0 {
-		timer := time.AfterFunc(time.Duration(min(r.TimeoutMs, maxTimeout))*time.Millisecond, func() {
+	if p.timeout > 0 {
+		timer := time.AfterFunc(p.timeout, func() {
 			k.endTree(p, reasonTimedOut, timeoutGrace)
 		})
 		go func() { <-p.done; timer.Stop() }()
@@ -137,7 +144,7 @@ func (k *Keeper) follow(p *program) {
 		// Nothing exited here: 0 would read as success.
 		end.ExitCode, end.Signal = 128+int32(syscall.SIGKILL), int32(syscall.SIGKILL)
 		end.Reason = reasonLost
-		if k.meter.oomKills() > p.ooms {
+		if k.meter.oomKills() > p.sights.kills {
 			end.Reason = reasonOOM
 			end.Message = "the sandbox ran out of memory and ended"
 		}
@@ -159,7 +166,7 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 		end.Reason = reasonSignaled
 		end.Signal = int32(status.Signal())
 		end.ExitCode = 128 + end.Signal
-		if status.Signal() == syscall.SIGKILL && k.meter.oomKills() > p.ooms {
+		if status.Signal() == syscall.SIGKILL && k.meter.oomKills() > p.sights.kills {
 			end.Reason, end.Message = reasonOOM, "out of memory"
 		}
 	}
@@ -192,6 +199,12 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	p.out, p.account = [2]*output{}, nil
 	end.EndedAt = timestamppb.Now()
 	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
+	end.Limits = k.limitsMet(p, end)
+	for _, hit := range end.Limits {
+		if end.Message == "" && hit.Limit == limitTime {
+			end.Message = hit.Message
+		}
+	}
 	p.end = end
 	p.spool.End()
 	p.first.Close()
@@ -236,36 +249,6 @@ func describe(err error) string {
 		return fmt.Sprintf("refused by the sentry (%d)", answered.Classify())
 	}
 	return err.Error()
-}
-
-// endTree ends every process of the tree, children with sessions and parents of their own included: TERM, and KILL for what
-// is left after the grace time. Only the first call counts.
-func (k *Keeper) endTree(p *program, reason string, grace time.Duration) {
-	p.mu.Lock()
-	if p.reason != "" {
-		p.mu.Unlock()
-		return
-	}
-	p.reason, p.ending = reason, make(chan struct{})
-	p.mu.Unlock()
-	defer close(p.ending)
-
-	n, err := k.box.link.kill(p.tag, syscall.SIGTERM)
-	for deadline := time.Now().Add(grace); err == nil && n > 0 && time.Now().Before(deadline); {
-		select {
-		case <-k.box.gone:
-			return
-		case <-time.After(min(25*time.Millisecond, time.Until(deadline))):
-		}
-		n, err = k.box.link.kill(p.tag, 0)
-	}
-	if err == nil && n == 0 {
-		return
-	}
-	if _, err = k.box.link.kill(p.tag, syscall.SIGKILL); err != nil {
-		k.log.Error("tree not ended by init", "exec", p.id, "error", err)
-		_ = k.box.control.Signal(context.Background(), p.pid, syscall.SIGKILL)
-	}
 }
 
 // execDir holds an exec's output while it is kept, endFile its end, which is kept longer.

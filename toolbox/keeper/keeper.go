@@ -146,6 +146,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
 		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack),
 	}
+	k.meter.looks = k.look
 	if k.warden, err = k.newWarden(); err != nil {
 		return nil, nil, errors.Join(err, k.close())
 	}
@@ -341,13 +342,18 @@ func (k *Keeper) stopPrograms(grace time.Duration) {
 	if idle || grace == 0 {
 		return
 	}
-	if err := k.box.link.killAll(syscall.SIGTERM); err != nil {
-		return
-	}
+	over := time.NewTimer(grace)
+	defer over.Stop()
+	// The grace time is not longer for a sandbox that leaves nobody any CPU: what is left then is killed.
+	go func() {
+		if err := k.signalAll(syscall.SIGTERM); err != nil {
+			k.log.Warn("commands not asked to end", "error", err)
+		}
+	}()
 	select {
 	case <-k.idle:
 	case <-k.box.gone:
-	case <-time.After(grace):
+	case <-over.C:
 	}
 }
 

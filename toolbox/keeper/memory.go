@@ -24,23 +24,35 @@ const guestMemory = "/memfd:runsc-memory"
 var errNoGuestMemory = errors.New("this runsc keeps its guest's memory elsewhere than expected: it cannot be measured without a cgroup")
 
 func openMemory(sentry int) (*memory, error) {
-	dir := "/proc/" + strconv.Itoa(sentry) + "/fd/"
-	names, err := os.ReadDir(dir)
+	f, err := heldBy(sentry, func(path string) bool { return strings.HasPrefix(path, guestMemory) })
+	if errors.Is(err, os.ErrNotExist) {
+		err = errNoGuestMemory
+	}
 	if err != nil {
 		return nil, fmt.Errorf("find guest memory: %w", err)
 	}
+	return &memory{sentry, f}, nil
+}
+
+// heldBy is a file that a process has open, by the path that it had, without the right to read it.
+func heldBy(pid int, match func(path string) bool) (*os.File, error) {
+	dir := "/proc/" + strconv.Itoa(pid) + "/fd/"
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
 	for _, n := range names {
 		to, err := os.Readlink(dir + n.Name())
-		if err != nil || !strings.HasPrefix(to, guestMemory) {
+		if err != nil || !match(to) {
 			continue
 		}
 		fd, err := unix.Open(dir+n.Name(), unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return nil, fmt.Errorf("find guest memory: %w", err)
+			return nil, err
 		}
-		return &memory{sentry, os.NewFile(uintptr(fd), to)}, nil
+		return os.NewFile(uintptr(fd), to), nil
 	}
-	return nil, errNoGuestMemory
+	return nil, os.ErrNotExist
 }
 
 // bytes in use now: the guest's, and the sentry's own.

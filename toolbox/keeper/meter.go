@@ -56,8 +56,13 @@ type meter struct {
 	sentry int
 	// times asks the sentry for the time of the execs' processes.
 	times func(context.Context, []uint32) (map[uint32]time.Duration, error)
-	// piped are bytes between us and programs, which the sentry's own counters have as reads and writes too.
+	// piped are bytes between us and programs, and answered those of the sentry's answers to us: the sentry's own counters have them
+	// as reads and writes too.
 	pipedIn, pipedOut atomic.Uint64
+	answered          func() uint64
+
+	// looks is called with each sample, and how many there were.
+	looks func(nth int)
 
 	// asking is held while the sentry is asked, which is not under mu; asked is when it was last.
 	asking sync.Mutex
@@ -71,7 +76,7 @@ type meter struct {
 }
 
 func newMeter(box *sandbox) *meter {
-	m := &meter{gauge: &gauge{box: box}, sentry: box.pid, times: box.control.Times, open: map[*account]struct{}{}}
+	m := &meter{gauge: &gauge{box: box}, sentry: box.pid, times: box.control.Times, answered: box.control.Written, open: map[*account]struct{}{}}
 	s := m.gauge.stats()
 	m.last, m.total.peak = m.read(s), s.MemoryPeak
 	return m
@@ -82,7 +87,7 @@ func (m *meter) read(s cgroup.Stats) counters {
 	c := m.last
 	c.cpu = max(c.cpu, s.CPU)
 	if r, w, ok := processIO(m.sentry); ok {
-		in, out := float64(m.pipedIn.Load()), float64(m.pipedOut.Load())
+		in, out := float64(m.pipedIn.Load()), float64(m.pipedOut.Load()+m.answered())
 		c.read, c.write = max(c.read, r-in), max(c.write, w-out)
 	}
 	return c
@@ -168,12 +173,13 @@ func (m *meter) begin(tag uint32) *account {
 func (m *meter) follow(stop <-chan struct{}) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
-	for {
+	for nth := 1; ; nth++ {
 		select {
 		case <-stop:
 			return
 		case <-tick.C:
 			m.ask(nil, false)
+			m.looks(nth)
 		}
 	}
 }

@@ -139,11 +139,11 @@ func (k *Keeper) overLimit(message string, oom bool) {
 	k.mu.Lock()
 	for _, p := range k.execs {
 		p.mu.Lock()
-		p.over = message
+		p.over, p.tooLarge = message, !oom
 		p.mu.Unlock()
 	}
 	k.mu.Unlock()
-	if err := k.box.link.killAll(syscall.SIGKILL); err != nil {
+	if err := k.signalAll(syscall.SIGKILL); err != nil {
 		k.log.Error("commands not ended", "error", err)
 	}
 }

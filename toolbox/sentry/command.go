@@ -226,5 +226,16 @@ func (c *Command) Times(context.Context, []uint32) (map[uint32]time.Duration, er
 	return nil, ErrUnsupported
 }
 
+// SignalGroup implements Control: runsc has no way to do it.
+func (c *Command) SignalGroup(context.Context, func(uint32) bool, syscall.Signal) (Census, error) {
+	return Census{}, ErrUnsupported
+}
+
+// Tasks implements Control: runsc has no way to ask.
+func (c *Command) Tasks(context.Context) (map[uint32]int, error) { return nil, ErrUnsupported }
+
+// Written implements Control.
+func (c *Command) Written() uint64 { return 0 }
+
 // Close implements Control. Programs end with their sandbox.
 func (c *Command) Close() {}

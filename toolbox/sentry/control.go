@@ -17,6 +17,15 @@ type Control interface {
 	Wait(ctx context.Context, pid int32) (syscall.WaitStatus, error)
 	// Signal sends a signal to one process.
 	Signal(ctx context.Context, pid int32, signal syscall.Signal) error
+	// SignalGroup sends a signal to every process that has a supplementary group for which member is true, at one moment;
+	// signal 0 only looks. ErrUnsupported where that cannot be done from outside.
+	SignalGroup(ctx context.Context, member func(group uint32) bool, signal syscall.Signal) (Census, error)
+	// Tasks counts the processes and threads of each user of the guest, those that ended and were not waited for included: the
+	// number that the user's limit of processes is compared with. ErrUnsupported where it cannot be had.
+	Tasks(context.Context) (map[uint32]int, error)
+	// Written is how many bytes the sentry has written so far to answer questions of the kinds above. They are in the host's
+	// count of what it wrote.
+	Written() uint64
 	// Times is the CPU time of the programs that have each of the supplementary groups, by group: of those that run and of
 	// those that they have waited for. ErrUnsupported where it cannot be had.
 	Times(ctx context.Context, groups []uint32) (map[uint32]time.Duration, error)

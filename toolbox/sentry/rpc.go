@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -33,6 +34,8 @@ const maxAnswer = 4 << 20
 type Client struct {
 	dial      func(context.Context) (*net.UnixConn, error)
 	container string
+	pausing   pausing
+	written   atomic.Uint64
 
 	mu   sync.Mutex
 	idle []*conn

@@ -12,7 +12,9 @@ import (
 
 // guestProcess is what the sentry's list of processes has that we use; its times leave out what runs in user mode.
 type guestProcess struct {
-	PID int32 `json:"pid"`
+	PID     int32   `json:"pid"`
+	UID     uint32  `json:"uid"`
+	Threads []int32 `json:"threads"`
 }
 
 const (
@@ -29,8 +31,8 @@ const (
 // Times implements Control. The sentry reads its own /proc, without any code of the guest. A process may end meanwhile: it
 // is left out then.
 func (c *Client) Times(ctx context.Context, groups []uint32) (map[uint32]time.Duration, error) {
-	var list []guestProcess
-	if err := c.call(ctx, "containerManager.Processes", c.container, &list); err != nil {
+	list, err := c.processes(ctx)
+	if err != nil {
 		return nil, err
 	}
 	out, err := memory("proc", nil)
@@ -49,6 +51,7 @@ func (c *Client) Times(ctx context.Context, groups []uint32) (map[uint32]time.Du
 		}
 		// The sentry's descriptor has the same offset.
 		n, e := out.ReadAt(buf, 0)
+		c.written.Add(uint64(n)) //nolint:gosec // not negative
 		if e != nil && !errors.Is(e, io.EOF) {
 			return nil, e
 		}

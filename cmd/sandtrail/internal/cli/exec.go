@@ -83,6 +83,11 @@ func (x *Exec) Run(e *Env) error {
 	if !x.json() && (end.GetMessage() != "" || end.GetCancelled()) {
 		e.warn("%s", render.Clean(ending(end)))
 	}
+	if !x.json() {
+		for _, text := range render.LimitsMet(end.GetLimits(), end.GetMessage()) {
+			e.warn("%s", render.Clean(text))
+		}
+	}
 	return code(end)
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/cli"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -253,6 +254,27 @@ func TestExecJSON(t *testing.T) {
 	require.Equal(t, 5, last.Completed.ExitCode)
 	require.Equal(t, xid, last.Completed.ExecID)
 	require.Empty(t, r.stderr)
+}
+
+// What a limit did is said on standard error, once, and never as a byte of output.
+func TestExecTellsTheLimitsThatItMet(t *testing.T) {
+	f := newFake(t)
+	events, stdout, stderr := recording(1)
+	f.events = events
+	end := events[len(events)-1].GetCompleted()
+	end.Message = "its time of 2s was over"
+	end.Limits = []*commonv1.LimitHit{
+		{Limit: "time", Message: "its time of 2s was over"}, {Limit: "cpu", Message: "it was held back"}, {Limit: "disk", Message: "the workspace was\x1b full"},
+	}
+	r := f.run(t, "exec", box, "true")
+	require.Equal(t, stdout, r.stdout)
+	require.Contains(t, r.stderr, stderr)
+	require.Contains(t, r.stderr, "limit met (disk): the workspace was? full")
+	require.Equal(t, 1, strings.Count(r.stderr, "its time of 2s was over"))
+	require.NotContains(t, r.stderr, "held back", "a busy command meets it as a rule")
+	r = f.run(t, "exec", "-o", "json", box, "true")
+	require.Contains(t, r.stdout, "held back")
+	require.NotContains(t, r.stderr, "limit met")
 }
 
 func TestReplayExec(t *testing.T) {

@@ -108,6 +108,9 @@ func execHappened(body proto.Message) string {
 		if b.GetReason() != "exited" {
 			s += " (" + b.GetReason() + ")"
 		}
+		if met := limitNames(b.GetLimits()); met != "" {
+			s += ", limits met: " + met
+		}
 		return s
 	case *eventsv1.ExecLost:
 		return fmt.Sprintf("its outcome cannot be known (%s): %s", b.GetReason(), b.GetMessage())

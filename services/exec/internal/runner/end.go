@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
@@ -103,7 +104,9 @@ func (x *run) ended(ctx context.Context, end *toolboxv1.End, pos relay.Position)
 	if x.stopped(done) {
 		done.Reason = sandbox.ReasonOutputLimit
 	}
-	done.Message = join(done.GetMessage(), x.unrecorded("stdout", done.GetStdout()), x.unrecorded("stderr", done.GetStderr()))
+	unrecorded := join(x.unrecorded("stdout", done.GetStdout()), x.unrecorded("stderr", done.GetStderr()))
+	done.Message = join(done.GetMessage(), unrecorded)
+	done.Limits = x.limitsMet(end, done, unrecorded)
 	return x.finish(ctx, sandbox.CompleteExec{Completed: done})
 }
 
@@ -125,6 +128,16 @@ func (x *run) passed(ctx context.Context) func(uint32) {
 func (x *run) stopped(end *eventsv1.ExecCompleted) bool {
 	over := max(end.GetStdout().GetBytes(), end.GetStderr().GetBytes()) > x.out.Limit
 	return over && x.state.Spec.GetStopAtOutputLimit() && end.GetReason() == sandbox.ReasonCancelled && x.state.CancelRequested == ""
+}
+
+// limitsMet are those that the toolbox saw, but for output: what is not recorded is decided here.
+func (x *run) limitsMet(end *toolboxv1.End, done *eventsv1.ExecCompleted, unrecorded string) []*commonv1.LimitHit {
+	const output = "output"
+	hits := slices.DeleteFunc(slices.Clone(end.GetLimits()), func(hit *commonv1.LimitHit) bool { return hit.GetLimit() == output })
+	if dropped := done.GetStdout().GetDroppedBytes() + done.GetStderr().GetDroppedBytes(); dropped > 0 {
+		hits = append(hits, &commonv1.LimitHit{Limit: output, Value: x.out.Limit, Amount: dropped, Message: unrecorded, Source: "host"})
+	}
+	return hits
 }
 
 // unrecorded says for people what of a stream is missing; empty where nothing is.

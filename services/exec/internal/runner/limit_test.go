@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -50,6 +51,10 @@ func TestOutputOverTheLimitIsAFact(t *testing.T) {
 	require.Equal(t, uint64(100_000), c.GetStdout().GetGaps()[0].GetFrom())
 	require.Equal(t, uint64(lot-100_000), c.GetStdout().GetGaps()[0].GetTo())
 	require.Equal(t, "8188608 of 8388608 bytes of stdout are not recorded, it passed its limit of 100000", c.GetMessage())
+	require.Len(t, c.GetLimits(), 1)
+	hit := c.GetLimits()[0]
+	require.Equal(t, "output host 100000 8188608", fmt.Sprint(hit.GetLimit(), " ", hit.GetSource(), " ", hit.GetValue(), " ", hit.GetAmount()))
+	require.Equal(t, c.GetMessage(), hit.GetMessage())
 	require.Zero(t, c.GetStderr().GetDroppedBytes())
 
 	// Without a limit of its own it has the worker's, which the log says.

@@ -115,6 +115,7 @@ func completed(id string, b *eventsv1.ExecCompleted) *computev1.ExecCompleted {
 		ExitCode: b.GetExitCode(), WallTime: durationpb.New(time.Duration(b.GetWallTimeUs()) * time.Microsecond),
 		Cancelled: slices.Contains(forced, b.GetReason()), Usage: usage(b.GetUsage()),
 		ExecId: id, UsageEventId: b.GetUsageEventId(), Signal: b.GetSignal(), Reason: b.GetReason(), Message: b.GetMessage(),
+		Limits: b.GetLimits(),
 		Stdout: digest(b.GetStdout()), Stderr: digest(b.GetStderr()),
 	}
 }

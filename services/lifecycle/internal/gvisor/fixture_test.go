@@ -165,7 +165,12 @@ func (h *host) run(ctx context.Context, id, command string) (string, *toolboxv1.
 	if err != nil {
 		return "", nil, err
 	}
-	stream, err := c.Attach(ctx, &toolboxv1.Attach{ExecId: execID})
+	return h.follow(ctx, id, execID)
+}
+
+// follow collects the output of an exec to its end.
+func (h *host) follow(ctx context.Context, id, execID string) (string, *toolboxv1.End, error) {
+	stream, err := h.client(id).Attach(ctx, &toolboxv1.Attach{ExecId: execID})
 	if err != nil {
 		return "", nil, err
 	}

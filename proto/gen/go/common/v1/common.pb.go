@@ -137,6 +137,90 @@ func (x *UsageMetrics) GetGpuMemoryBytes() uint64 {
 	return 0
 }
 
+// LimitHit is a limit of the sandbox that was met while an exec ran. It is seen from outside the program: the host counts it, or
+// the sandbox's kernel is looked at now and then. Where execs overlap each of them has it.
+type LimitHit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// memory, pids, cpu, disk, output or time.
+	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// What the limit is: bytes, processes and threads, thousandths of a core, or milliseconds. 0 where it is no number.
+	Value uint64 `protobuf:"varint,2,opt,name=value,proto3" json:"value,omitempty"`
+	// memory: processes that were ended. pids: processes and threads that there were. cpu: milliseconds of the periods in which it
+	// was held back. disk: bytes that were left. output: bytes that were dropped.
+	Amount uint64 `protobuf:"varint,3,opt,name=amount,proto3" json:"amount,omitempty"`
+	// What it did, in words for people.
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// host: counted, none is missed. seen: found by looking a few times a second, so that a short one may be missed.
+	Source        string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitHit) Reset() {
+	*x = LimitHit{}
+	mi := &file_common_v1_common_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitHit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitHit) ProtoMessage() {}
+
+func (x *LimitHit) ProtoReflect() protoreflect.Message {
+	mi := &file_common_v1_common_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitHit.ProtoReflect.Descriptor instead.
+func (*LimitHit) Descriptor() ([]byte, []int) {
+	return file_common_v1_common_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LimitHit) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *LimitHit) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *LimitHit) GetAmount() uint64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *LimitHit) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *LimitHit) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
 // ErrorDetail travels in the status details of every failed call.
 type ErrorDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -158,7 +242,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_common_v1_common_proto_msgTypes[1]
+	mi := &file_common_v1_common_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -170,7 +254,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_common_v1_common_proto_msgTypes[1]
+	mi := &file_common_v1_common_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -183,7 +267,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_common_v1_common_proto_rawDescGZIP(), []int{1}
+	return file_common_v1_common_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ErrorDetail) GetCode() string {
@@ -241,7 +325,7 @@ type PageRequest struct {
 
 func (x *PageRequest) Reset() {
 	*x = PageRequest{}
-	mi := &file_common_v1_common_proto_msgTypes[2]
+	mi := &file_common_v1_common_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -253,7 +337,7 @@ func (x *PageRequest) String() string {
 func (*PageRequest) ProtoMessage() {}
 
 func (x *PageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_common_v1_common_proto_msgTypes[2]
+	mi := &file_common_v1_common_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -266,7 +350,7 @@ func (x *PageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageRequest.ProtoReflect.Descriptor instead.
 func (*PageRequest) Descriptor() ([]byte, []int) {
-	return file_common_v1_common_proto_rawDescGZIP(), []int{2}
+	return file_common_v1_common_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PageRequest) GetCursor() string {
@@ -295,7 +379,7 @@ type PageResponse struct {
 
 func (x *PageResponse) Reset() {
 	*x = PageResponse{}
-	mi := &file_common_v1_common_proto_msgTypes[3]
+	mi := &file_common_v1_common_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +391,7 @@ func (x *PageResponse) String() string {
 func (*PageResponse) ProtoMessage() {}
 
 func (x *PageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_common_v1_common_proto_msgTypes[3]
+	mi := &file_common_v1_common_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +404,7 @@ func (x *PageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageResponse.ProtoReflect.Descriptor instead.
 func (*PageResponse) Descriptor() ([]byte, []int) {
-	return file_common_v1_common_proto_rawDescGZIP(), []int{3}
+	return file_common_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PageResponse) GetNextCursor() string {
@@ -351,7 +435,13 @@ const file_common_v1_common_proto_rawDesc = "" +
 	"\x14network_egress_bytes\x18\x06 \x01(\x04R\x12networkEgressBytes\x122\n" +
 	"\x15network_ingress_bytes\x18\a \x01(\x04R\x13networkIngressBytes\x12\x15\n" +
 	"\x06gpu_ms\x18\b \x01(\x04R\x05gpuMs\x12(\n" +
-	"\x10gpu_memory_bytes\x18\t \x01(\x04R\x0egpuMemoryBytes\"\xbe\x02\n" +
+	"\x10gpu_memory_bytes\x18\t \x01(\x04R\x0egpuMemoryBytes\"\x80\x01\n" +
+	"\bLimitHit\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\tR\x05limit\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value\x12\x16\n" +
+	"\x06amount\x18\x03 \x01(\x04R\x06amount\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x16\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\"\xbe\x02\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12:\n" +
@@ -386,16 +476,17 @@ func file_common_v1_common_proto_rawDescGZIP() []byte {
 	return file_common_v1_common_proto_rawDescData
 }
 
-var file_common_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_common_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_common_v1_common_proto_goTypes = []any{
 	(*UsageMetrics)(nil), // 0: common.v1.UsageMetrics
-	(*ErrorDetail)(nil),  // 1: common.v1.ErrorDetail
-	(*PageRequest)(nil),  // 2: common.v1.PageRequest
-	(*PageResponse)(nil), // 3: common.v1.PageResponse
-	nil,                  // 4: common.v1.ErrorDetail.FieldsEntry
+	(*LimitHit)(nil),     // 1: common.v1.LimitHit
+	(*ErrorDetail)(nil),  // 2: common.v1.ErrorDetail
+	(*PageRequest)(nil),  // 3: common.v1.PageRequest
+	(*PageResponse)(nil), // 4: common.v1.PageResponse
+	nil,                  // 5: common.v1.ErrorDetail.FieldsEntry
 }
 var file_common_v1_common_proto_depIdxs = []int32{
-	4, // 0: common.v1.ErrorDetail.fields:type_name -> common.v1.ErrorDetail.FieldsEntry
+	5, // 0: common.v1.ErrorDetail.fields:type_name -> common.v1.ErrorDetail.FieldsEntry
 	1, // [1:1] is the sub-list for method output_type
 	1, // [1:1] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
@@ -408,16 +499,16 @@ func file_common_v1_common_proto_init() {
 	if File_common_v1_common_proto != nil {
 		return
 	}
-	file_common_v1_common_proto_msgTypes[1].OneofWrappers = []any{}
 	file_common_v1_common_proto_msgTypes[2].OneofWrappers = []any{}
 	file_common_v1_common_proto_msgTypes[3].OneofWrappers = []any{}
+	file_common_v1_common_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_common_v1_common_proto_rawDesc), len(file_common_v1_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1416,7 +1416,9 @@ type ExecCompleted struct {
 	Stdout *OutputDigest `protobuf:"bytes,104,opt,name=stdout,proto3" json:"stdout,omitempty"`
 	Stderr *OutputDigest `protobuf:"bytes,105,opt,name=stderr,proto3" json:"stderr,omitempty"`
 	// What a limit did to it, or why it did not start, for people.
-	Message       string `protobuf:"bytes,106,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,106,opt,name=message,proto3" json:"message,omitempty"`
+	// The limits of the sandbox that were met while it ran, whether or not they ended it.
+	Limits        []*v1.LimitHit `protobuf:"bytes,107,rep,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1526,6 +1528,13 @@ func (x *ExecCompleted) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *ExecCompleted) GetLimits() []*v1.LimitHit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
 }
 
 type OutputDigest struct {
@@ -3130,7 +3139,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\tOutputGap\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\x04R\x02to\"\x9e\x03\n" +
+	"\x02to\x18\x03 \x01(\x04R\x02to\"\xcb\x03\n" +
 	"\rExecCompleted\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x126\n" +
 	"\twall_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bwallTime\x12\x1c\n" +
@@ -3143,7 +3152,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x06reason\x18g \x01(\tR\x06reason\x120\n" +
 	"\x06stdout\x18h \x01(\v2\x18.compute.v1.OutputDigestR\x06stdout\x120\n" +
 	"\x06stderr\x18i \x01(\v2\x18.compute.v1.OutputDigestR\x06stderr\x12\x18\n" +
-	"\amessage\x18j \x01(\tR\amessage\"\x8c\x01\n" +
+	"\amessage\x18j \x01(\tR\amessage\x12+\n" +
+	"\x06limits\x18k \x03(\v2\x13.common.v1.LimitHitR\x06limits\"\x8c\x01\n" +
 	"\fOutputDigest\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12#\n" +
 	"\rdropped_bytes\x18\x02 \x01(\x04R\fdroppedBytes\x12\x16\n" +
@@ -3374,6 +3384,7 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*v1.UsageMetrics)(nil),         // 44: common.v1.UsageMetrics
 	(*v1.PageRequest)(nil),          // 45: common.v1.PageRequest
 	(*v1.PageResponse)(nil),         // 46: common.v1.PageResponse
+	(*v1.LimitHit)(nil),             // 47: common.v1.LimitHit
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
 	42, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
@@ -3414,50 +3425,51 @@ var file_compute_v1_compute_proto_depIdxs = []int32{
 	44, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	19, // 36: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
 	19, // 37: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
-	20, // 38: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
-	27, // 39: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
-	43, // 40: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 41: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
-	43, // 42: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
-	43, // 43: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
-	43, // 44: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 45: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
-	45, // 46: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
-	37, // 47: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
-	46, // 48: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
-	43, // 49: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
-	44, // 50: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
-	3,  // 51: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
-	5,  // 52: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
-	7,  // 53: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	12, // 54: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	21, // 55: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	23, // 56: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	25, // 57: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 58: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	28, // 59: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	29, // 60: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	31, // 61: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	33, // 62: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	35, // 63: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
-	4,  // 64: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 65: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 66: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	15, // 67: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	22, // 68: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	24, // 69: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	26, // 70: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 71: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 72: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	30, // 73: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	32, // 74: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	34, // 75: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	36, // 76: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
-	64, // [64:77] is the sub-list for method output_type
-	51, // [51:64] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	47, // 38: compute.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	20, // 39: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
+	27, // 40: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
+	43, // 41: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 42: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
+	43, // 43: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 44: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
+	43, // 45: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 46: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
+	45, // 47: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
+	37, // 48: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
+	46, // 49: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
+	43, // 50: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
+	44, // 51: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
+	3,  // 52: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
+	5,  // 53: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
+	7,  // 54: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
+	12, // 55: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	21, // 56: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	23, // 57: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	25, // 58: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 59: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	28, // 60: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	29, // 61: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	31, // 62: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	33, // 63: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	35, // 64: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	4,  // 65: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 66: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 67: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	15, // 68: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	22, // 69: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	24, // 70: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	26, // 71: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 72: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 73: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	30, // 74: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	32, // 75: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	34, // 76: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	36, // 77: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	65, // [65:78] is the sub-list for method output_type
+	52, // [52:65] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_compute_v1_compute_proto_init() }

@@ -1312,7 +1312,9 @@ type ExecCompleted struct {
 	UsageEventId string           `protobuf:"bytes,10,opt,name=usage_event_id,json=usageEventId,proto3" json:"usage_event_id,omitempty"`
 	SessionId    string           `protobuf:"bytes,11,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// How usage was measured: cgroup, cgroup_shared, sentry.
-	UsageMethod   string `protobuf:"bytes,12,opt,name=usage_method,json=usageMethod,proto3" json:"usage_method,omitempty"`
+	UsageMethod string `protobuf:"bytes,12,opt,name=usage_method,json=usageMethod,proto3" json:"usage_method,omitempty"`
+	// The limits that it met.
+	Limits        []*v1.LimitHit `protobuf:"bytes,13,rep,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1429,6 +1431,13 @@ func (x *ExecCompleted) GetUsageMethod() string {
 		return x.UsageMethod
 	}
 	return ""
+}
+
+func (x *ExecCompleted) GetLimits() []*v1.LimitHit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
 }
 
 // ExecLost: the end of the program can no longer be observed. Nothing is said about its exit code.
@@ -2098,7 +2107,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12#\n" +
 	"\rdropped_bytes\x18\x02 \x01(\x04R\fdroppedBytes\x12\x16\n" +
 	"\x06sha256\x18\x03 \x01(\fR\x06sha256\x12,\n" +
-	"\x04gaps\x18\x04 \x03(\v2\x18.sandtrail.events.v1.GapR\x04gaps\"\xb8\x03\n" +
+	"\x04gaps\x18\x04 \x03(\v2\x18.sandtrail.events.v1.GapR\x04gaps\"\xe5\x03\n" +
 	"\rExecCompleted\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12 \n" +
@@ -2115,7 +2124,8 @@ const file_events_v1_events_proto_rawDesc = "" +
 	" \x01(\tR\fusageEventId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\v \x01(\tR\tsessionId\x12!\n" +
-	"\fusage_method\x18\f \x01(\tR\vusageMethod\"\xb7\x02\n" +
+	"\fusage_method\x18\f \x01(\tR\vusageMethod\x12+\n" +
+	"\x06limits\x18\r \x03(\v2\x13.common.v1.LimitHitR\x06limits\"\xb7\x02\n" +
 	"\bExecLost\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1d\n" +
@@ -2214,6 +2224,7 @@ var file_events_v1_events_proto_goTypes = []any{
 	nil,                           // 27: sandtrail.events.v1.SandboxRequested.LabelsEntry
 	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
 	(*v1.UsageMetrics)(nil),       // 29: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 30: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
@@ -2236,17 +2247,18 @@ var file_events_v1_events_proto_depIdxs = []int32{
 	29, // 17: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	18, // 18: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	18, // 19: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	29, // 20: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	28, // 21: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	28, // 22: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	28, // 23: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	24, // 24: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	24, // 25: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	30, // 20: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	29, // 21: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	28, // 22: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	28, // 23: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	28, // 24: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	24, // 25: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	24, // 26: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }

@@ -968,14 +968,16 @@ type End struct {
 	Signal   int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
 	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, sandbox_destroyed, sandbox_lost. With sandbox_lost
 	// there is no exit code.
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	WallTimeUs    uint64                 `protobuf:"varint,5,opt,name=wall_time_us,json=wallTimeUs,proto3" json:"wall_time_us,omitempty"`
-	Usage         *v1.UsageMetrics       `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
-	UsageMethod   string                 `protobuf:"bytes,7,opt,name=usage_method,json=usageMethod,proto3" json:"usage_method,omitempty"`
-	Stdout        *StreamEnd             `protobuf:"bytes,8,opt,name=stdout,proto3" json:"stdout,omitempty"`
-	Stderr        *StreamEnd             `protobuf:"bytes,9,opt,name=stderr,proto3" json:"stderr,omitempty"`
-	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	Reason      string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message     string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	WallTimeUs  uint64                 `protobuf:"varint,5,opt,name=wall_time_us,json=wallTimeUs,proto3" json:"wall_time_us,omitempty"`
+	Usage       *v1.UsageMetrics       `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
+	UsageMethod string                 `protobuf:"bytes,7,opt,name=usage_method,json=usageMethod,proto3" json:"usage_method,omitempty"`
+	Stdout      *StreamEnd             `protobuf:"bytes,8,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr      *StreamEnd             `protobuf:"bytes,9,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	EndedAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// At most one of each limit, and for disk one of each file system.
+	Limits        []*v1.LimitHit `protobuf:"bytes,11,rep,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1076,6 +1078,13 @@ func (x *End) GetStderr() *StreamEnd {
 func (x *End) GetEndedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *End) GetLimits() []*v1.LimitHit {
+	if x != nil {
+		return x.Limits
 	}
 	return nil
 }
@@ -2626,7 +2635,7 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\fstderr_bytes\x18\x04 \x01(\x04R\vstderrBytes\x12+\n" +
 	"\x03end\x18\x05 \x01(\v2\x19.sandtrail.toolbox.v1.EndR\x03end\x129\n" +
 	"\n" +
-	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\x89\x03\n" +
+	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\xb6\x03\n" +
 	"\x03End\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x16\n" +
@@ -2639,7 +2648,8 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x06stdout\x18\b \x01(\v2\x1f.sandtrail.toolbox.v1.StreamEndR\x06stdout\x127\n" +
 	"\x06stderr\x18\t \x01(\v2\x1f.sandtrail.toolbox.v1.StreamEndR\x06stderr\x125\n" +
 	"\bended_at\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"u\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12+\n" +
+	"\x06limits\x18\v \x03(\v2\x13.common.v1.LimitHitR\x06limits\"u\n" +
 	"\tStreamEnd\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12#\n" +
 	"\rdropped_bytes\x18\x02 \x01(\x04R\fdroppedBytes\x12-\n" +
@@ -2788,6 +2798,7 @@ var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	nil,                           // 34: sandtrail.toolbox.v1.Start.EnvEntry
 	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
 	(*v1.UsageMetrics)(nil),       // 36: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 37: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	3,  // 0: sandtrail.toolbox.v1.Request.hello:type_name -> sandtrail.toolbox.v1.Hello
@@ -2824,20 +2835,21 @@ var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	9,  // 31: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
 	9,  // 32: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
 	35, // 33: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	10, // 34: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	13, // 35: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	14, // 36: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	8,  // 37: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	7,  // 38: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	36, // 39: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	31, // 40: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	35, // 41: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	36, // 42: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	37, // 34: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	10, // 35: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	13, // 36: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	14, // 37: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	8,  // 38: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	7,  // 39: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	36, // 40: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	31, // 41: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	35, // 42: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	36, // 43: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
