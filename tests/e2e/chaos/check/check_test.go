@@ -3,7 +3,6 @@ package check_test
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 	"github.com/sandtrail/sandtrail/tests/e2e/stack"
@@ -48,16 +48,19 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 			require.NoError(t, err)
 			c := &copyOf{t: t, h: deep(h), e: damaged}
 			p.damage(c)
-			found := map[check.Invariant]check.Violation{}
-			for _, v := range slices.Backward(check.All(c.h, c.e)) {
-				found[v.Invariant] = v
-			}
-			require.Contains(t, found, p.breaks, "%v", found)
+			found := check.All(c.h, c.e)
+			i := slices.IndexFunc(found, func(v check.Violation) bool { return v.Invariant == p.breaks && strings.Contains(v.Detail, p.says) })
+			require.GreaterOrEqual(t, i, 0, "%v", found)
 			planted[p.breaks]++
-			v := found[p.breaks]
-			also := slices.DeleteFunc(slices.Sorted(maps.Keys(found)), func(i check.Invariant) bool { return i == p.breaks })
-			for i := range also {
-				also[i] = also[i][:1]
+			v := found[i]
+			var also []check.Invariant
+			for _, v := range found {
+				if letter := v.Invariant[:1]; v.Invariant != p.breaks && !slices.Contains(also, letter) {
+					also = append(also, letter)
+				}
+			}
+			if slices.Contains([]check.Invariant{check.SameLife, check.NoLeak, check.SameViews}, p.breaks) {
+				require.NotEmpty(t, check.Open(c.e), "a collector waits while it is so")
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s: %s %v\n", p.breaks, p.name, short(v.Subject), short(v.Detail), also)
 		})
@@ -67,6 +70,16 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 	for _, i := range check.Invariants() {
 		require.GreaterOrEqual(t, planted[i], 2, "%s", i)
 	}
+	t.Run("a signal that was sent on purpose explains an end", func(t *testing.T) {
+		c := &copyOf{t: t, h: deep(h), e: e}
+		c.e.Events = slices.Clone(e.Events)
+		c.signalled("printing-0", 15)
+		change(c, c.execSubject("printing-0"), func(b *eventsv1.ExecCompleted) { b.Reason, b.Signal, b.ExitCode = "signaled", 15, 143 })
+		for _, v := range check.All(c.h, c.e) {
+			// What the clients were told is another end than the one that was put in.
+			require.True(t, v.Invariant != check.TrueEnd || strings.Contains(v.Detail, "was told"), "%+v", v)
+		}
+	})
 	t.Run("leaks on the host itself are found", func(t *testing.T) { plantOnHost(t, s, h, e) })
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 )
@@ -179,4 +180,27 @@ func (c *copyOf) row(token string) evidence.Row {
 	i := slices.IndexFunc(c.e.Execs, func(r evidence.Row) bool { return r["exec_id"] == id })
 	require.GreaterOrEqual(c.t, i, 0, "no row")
 	return c.e.Execs[i]
+}
+
+// lose makes an exec's end one that is lost.
+func (c *copyOf) lose(token string, lost *eventsv1.ExecLost) {
+	c.t.Helper()
+	c.rewrite(c.execSubject(token), func(events []envelope.Event) []envelope.Event {
+		events = slices.Clone(events)
+		i := body[*eventsv1.ExecCompleted](events)
+		require.GreaterOrEqual(c.t, i, 0, "no end")
+		events[i].Type, events[i].Body = "", lost
+		return events
+	})
+}
+
+// signalled says that the programs of a sandbox were sent a signal just when this one ended.
+func (c *copyOf) signalled(token string, signal int32) {
+	c.t.Helper()
+	at := c.execSubject(token)
+	for _, e := range c.e.Events {
+		if r, err := e.Decode(); err == nil && e.Subject == at {
+			c.e.Faults = []evidence.Fault{{At: r.Time, Kind: "signal", Sandbox: c.of(token).Sandbox, Signal: signal}}
+		}
+	}
 }

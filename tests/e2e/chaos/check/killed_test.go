@@ -69,11 +69,15 @@ func TestRunWithKilledProcessesHasNoViolation(t *testing.T) {
 	require.ElementsMatch(t, boxes, sample.Sandboxes)
 	require.NoError(t, syscall.Kill(process(t, s, boxes[0], evidence.RoleSentry), syscall.SIGKILL))
 	require.NoError(t, syscall.Kill(process(t, s, boxes[1], evidence.RoleKeeper), syscall.SIGKILL))
-	for _, service := range []string{"exec", "lifecycle", "usage", "gateway"} {
+	// More than is kept while nobody reads it: a part of it is dropped, and told.
+	begun = append(begun, c.exec(boxes[2], "", journal.Program{Token: "flood", StdoutLines: 1600, Width: 32 << 10}, 1))
+	s.Kill("exec")
+	for _, service := range []string{"lifecycle", "usage", "gateway"} {
 		s.Kill(service)
 		s.Respawn(service)
 	}
-	ends := make([]journal.Call, places)
+	s.Respawn("exec")
+	ends := make([]journal.Call, len(begun))
 	var clients sync.WaitGroup
 	for i, call := range begun {
 		c := client{t: t, api: s.API, j: j, name: fmt.Sprintf("c%d", i+2)}
@@ -83,6 +87,8 @@ func TestRunWithKilledProcessesHasNoViolation(t *testing.T) {
 	require.True(t, ends[0].End.Lost)
 	require.True(t, ends[1].End.Lost)
 	require.Equal(t, int32(5), ends[2].End.ExitCode)
+	require.Zero(t, ends[3].End.ExitCode)
+	require.NotZero(t, ends[3].End.Stdout.Dropped)
 
 	collect := func() evidence.Evidence {
 		e, err := evidence.Collect(t.Context(), evidence.Sources{
