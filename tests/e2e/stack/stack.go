@@ -3,6 +3,7 @@
 package stack
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +36,8 @@ const Image = "ghcr.io/paper-board/sandbox-python:v0.1.0"
 // Stack is a running Sandtrail.
 type Stack struct {
 	State string
+	// Key is the API key of every call that brings none of its own; empty without.
+	Key string
 	// Addresses of what listens.
 	GRPC, HTTP, NATS, ClickHouse string
 	API                          computev1.ComputeServiceClient
@@ -248,7 +251,7 @@ func (s *Stack) Log(name string) string {
 
 func (s *Stack) connect() {
 	s.t.Helper()
-	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient(s.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(credential{s}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(20<<20), grpc.WaitForReady(true)))
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
@@ -259,6 +262,18 @@ func (s *Stack) connect() {
 	s.JS, err = jetstream.New(nc)
 	require.NoError(s.t, err)
 }
+
+// credential puts the key of a stack on calls.
+type credential struct{ *Stack }
+
+func (c credential) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if c.Key == "" {
+		return nil, nil
+	}
+	return map[string]string{"authorization": "ApiKey " + c.Key}, nil
+}
+
+func (credential) RequireTransportSecurity() bool { return false }
 
 // Kill ends a process with SIGKILL and waits until it is gone.
 func (s *Stack) Kill(name string) { s.end(name, syscall.SIGKILL) }
