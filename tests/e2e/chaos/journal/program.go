@@ -35,7 +35,8 @@ const minWidth = 64
 
 // script is a program in POSIX shell. Its arguments: token, lines of stdout, lines of stderr, padding, seconds of pause or 0, how
 // it ends. The witness comes first: a start that did anything has left its line.
-const script = `printf '%s\n' "$1" >> /workspace/` + Witness + `
+// A disk that is full for a moment is waited for, silently: the program's output is fixed.
+const script = `until { printf '%s\n' "$1" >> /workspace/` + Witness + `; } 2>/dev/null; do sleep 0.2; done
 i=0
 while [ $i -lt $2 ] || [ $i -lt $3 ]; do
   if [ $i -lt $2 ]; then printf '%s o %012d %s\n' "$1" $i "$4"; fi
