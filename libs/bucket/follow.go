@@ -19,8 +19,11 @@ const maxPause = 2 * time.Second
 // Watcher is told what happens in a bucket, from one goroutine.
 type Watcher struct {
 	// Put gets each entry that stands in the bucket when a watch begins (old is true) and each that is put later. Entries come
-	// again when a watch is begun anew; deletes are not told.
+	// again when a watch is begun anew.
 	Put func(e jetstream.KeyValueEntry, old bool)
+	// Gone gets the key of each entry that is removed while a watch goes on; nil where that does not matter. One that is removed
+	// between two watches is not told: it is missing among the old ones of the next.
+	Gone func(key string)
 	// Current says that everything that stood in the bucket was told and that what is put from now on comes.
 	Current func()
 	// Behind says that puts may be missed until Current is called again; nil where that does not matter.
@@ -35,6 +38,9 @@ var errReconnected = errors.New("the connection was made anew")
 func Follow(ctx context.Context, js jetstream.JetStream, name string, log *slog.Logger, w Watcher) {
 	if w.Behind == nil {
 		w.Behind = func() {}
+	}
+	if w.Gone == nil {
+		w.Gone = func(string) {}
 	}
 	connected := js.Conn().StatusChanged(nats.CONNECTED)
 	defer js.Conn().RemoveStatusListener(connected)
@@ -99,6 +105,8 @@ func watch(parent context.Context, js jetstream.JetStream, name string, connecte
 				w.Current()
 			case e.Operation() == jetstream.KeyValuePut:
 				w.Put(e, old)
+			default:
+				w.Gone(e.Key())
 			}
 		}
 	}

@@ -85,9 +85,11 @@ type Server struct {
 	ns    *server.Server
 	dir   string
 	token string
-	lock  *os.File
-	once  sync.Once
-	watch watch
+	// crashed: see Crashed.
+	crashed bool
+	lock    *os.File
+	once    sync.Once
+	watch   watch
 }
 
 // Start starts a server and returns when it takes connections and JetStream works; in a cluster JetStream still has to elect
@@ -104,6 +106,11 @@ func Start(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start nats server: %w", err)
 	}
+	crashed, err := begin(o.Dir)
+	if err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("start nats server: %w", err)
+	}
 	ns, err := server.NewServer(so)
 	if err != nil {
 		_ = lock.Close()
@@ -111,7 +118,7 @@ func Start(o Options) (*Server, error) {
 	}
 	log := newLogger(o.Log)
 	ns.SetLoggerV2(log, false, false, false)
-	s := &Server{ns: ns, dir: o.Dir, token: o.Token, lock: lock, watch: watch{stop: make(chan struct{})}}
+	s := &Server{ns: ns, dir: o.Dir, token: o.Token, crashed: crashed, lock: lock, watch: watch{stop: make(chan struct{})}}
 	if err := s.run(so, log); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("start nats server: %w", err)
@@ -304,6 +311,7 @@ func (s *Server) Shutdown() {
 		close(s.watch.stop)
 		s.ns.Shutdown()
 		s.ns.WaitForShutdown()
+		_ = os.Remove(filepath.Join(s.dir, bootFile)) // one that stays costs a rebuild after the next boot
 		_ = s.lock.Close()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -43,6 +44,9 @@ type Fixture struct {
 	// Bounce stops one server of a cluster and starts it again; it returns when that one takes connections. nil for a single
 	// server.
 	Bounce func(i int)
+	// Lose restarts a single server so that it has lost what a stream took while do ran, as one that lost power does. nil for a
+	// cluster.
+	Lose func(stream string, do func())
 }
 
 // current is what a connection in this process connects to: the server of the moment.
@@ -99,7 +103,19 @@ func StartWith(t testing.TB, so natsserver.Options, to topology.Options) *Fixtur
 	t.Cleanup(stop)
 	nc, err := nats.Connect("", append(reconnecting(), nats.InProcessServer(c))...)
 	require.NoError(t, err)
-	return finish(t, nc, c.server.URL(), to, stop, resume)
+	f := finish(t, nc, c.server.URL(), to, stop, resume)
+	f.Lose = func(stream string, do func()) {
+		store, kept := filepath.Join(so.Dir, "jetstream", "$G", "streams", stream), filepath.Join(t.TempDir(), "kept")
+		f.Stop()
+		require.NoError(t, os.CopyFS(kept, os.DirFS(store)))
+		f.Resume()
+		do()
+		f.Stop()
+		require.NoError(t, os.RemoveAll(store))
+		require.NoError(t, os.CopyFS(store, os.DirFS(kept)))
+		f.Resume()
+	}
+	return f
 }
 
 // Cluster starts three servers, each stream with three replicas. It takes a few seconds.

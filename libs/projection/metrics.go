@@ -10,7 +10,7 @@ import (
 type metrics struct {
 	applied, unknown, malformed prometheus.Counter
 	lag                         prometheus.Gauge
-	failures                    prometheus.Counter
+	failures, rewinds           prometheus.Counter
 	// dead by the reasons of package dlq.
 	dead map[string]prometheus.Counter
 }
@@ -44,10 +44,16 @@ func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	if err != nil {
 		return nil, err
 	}
+	rewinds, err := telemetry.Register(reg, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "sandtrail_projection_rewinds_total", Help: "How often the log had lost events that the view had seen.", ConstLabels: own,
+	}))
+	if err != nil {
+		return nil, err
+	}
 	// Looked up here, so that the first one is an increase and an event costs no look-up.
 	return &metrics{
 		applied: events.WithLabelValues("applied"), unknown: events.WithLabelValues("unknown"), malformed: events.WithLabelValues("malformed"),
-		lag: lag, failures: failures,
+		lag: lag, failures: failures, rewinds: rewinds,
 		dead: map[string]prometheus.Counter{
 			dlq.ReasonPoison: dead.WithLabelValues(dlq.ReasonPoison), dlq.ReasonPanic: dead.WithLabelValues(dlq.ReasonPanic),
 		},

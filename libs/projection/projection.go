@@ -40,6 +40,13 @@ type Projection interface {
 	Apply(ctx context.Context, e envelope.Recorded) error
 }
 
+// Healer is a Projection whose view can hold what events say that the log has lost, as a server may that lost power.
+type Healer interface {
+	// Heal removes from the view, or puts right, what the log does not say. Every event is applied again behind it. It may be
+	// repeated, and others may run the same projection meanwhile.
+	Heal(ctx context.Context) error
+}
+
 const (
 	// SaveEvery and SaveAfter are when the checkpoint is stored: so many events or so long after the first that is not covered.
 	SaveEvery = 500

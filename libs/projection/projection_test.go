@@ -294,3 +294,65 @@ func TestRunRefuses(t *testing.T) {
 	wait(t, r, publish(t, f, 1))
 	require.ErrorContains(t, r.Run(t.Context()), "runs already")
 }
+
+// healing is a view that is put right where the log has lost what it had seen.
+type healing struct {
+	*view
+	healed int
+}
+
+func (h *healing) Heal(context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.healed++
+	clear(h.state)
+	return nil
+}
+
+func TestEventsThatTheLogHasLostAreNotInTheView(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: restarts the server four times")
+	}
+	for name, again := range map[string]int{"a shorter log": 0, "a log that has grown again past the checkpoint": 20} {
+		t.Run(name, func(t *testing.T) {
+			f := natstest.Start(t)
+			reg := prometheus.NewRegistry()
+			v := &healing{view: newView()}
+			start := func() (*projection.Runner, func()) {
+				r := projection.New(f.JS, v, projection.Options{Registerer: reg})
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				go func() { done <- r.Run(ctx) }()
+				stop := sync.OnceFunc(func() {
+					cancel()
+					require.NoError(t, <-done)
+				})
+				t.Cleanup(stop)
+				return r, stop
+			}
+			kept := publish(t, f, 10)
+			f.Lose(topology.StreamEvents, func() {
+				r, stop := start()
+				wait(t, r, publish(t, f, 10))
+				stop()
+			})
+			require.Equal(t, 20, v.count())
+			last := kept
+			if again > 0 {
+				last = publish(t, f, again)
+			}
+			r, _ := start()
+			wait(t, r, last)
+			require.Equal(t, 1, v.healed)
+			for s, seq := range v.snapshot() {
+				require.LessOrEqual(t, seq, last, s)
+			}
+			require.EqualValues(t, 20+last, v.count(), "every event is applied again")
+			require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP sandtrail_projection_rewinds_total How often the log had lost events that the view had seen.
+# TYPE sandtrail_projection_rewinds_total counter
+sandtrail_projection_rewinds_total{projection="test"} 1
+`), "sandtrail_projection_rewinds_total"))
+		})
+	}
+}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -31,11 +33,13 @@ const (
 
 var errRecreated = errors.New("the stream of events was made anew")
 
-// checkpoint is what the bucket holds. Seq counts only in the stream's life that Incarnation names.
+// checkpoint is what the bucket holds. Seq counts only in the stream's life that Incarnation names, and only as long as the event
+// there is the one that was Stored then.
 type checkpoint struct {
-	Incarnation string `json:"incarnation"`
-	Seq         uint64 `json:"seq"`
-	Version     int    `json:"version"`
+	Incarnation string    `json:"incarnation"`
+	Seq         uint64    `json:"seq"`
+	Version     int       `json:"version"`
+	Stored      time.Time `json:"stored,omitzero"`
 }
 
 // session is one life of a feed.
@@ -46,6 +50,8 @@ type session struct {
 	incarnation string
 	// at is the sequence of the last event that was applied or skipped, saved that of the checkpoint.
 	at, saved uint64
+	// stored is when the stream took the event at at.
+	stored time.Time
 	// unsaved counts events since the checkpoint, since is when the first of them came.
 	unsaved int
 	since   time.Time
@@ -53,9 +59,14 @@ type session struct {
 
 // session reads from the checkpoint on until ctx ends or something fails; works is called when it gets somewhere.
 func (r *Runner) session(ctx context.Context, works func()) error {
-	s, err := r.open(ctx)
+	s, lost, err := r.open(ctx)
 	if err != nil {
 		return err
+	}
+	if lost > 0 {
+		if err := r.rewind(ctx, lost); err != nil {
+			return err
+		}
 	}
 	s.feed, err = feed.Open(ctx, r.js, feed.Options{
 		Stream: topology.StreamEvents, Subjects: r.p.Subjects(), From: s.at + 1, Window: window,
@@ -72,17 +83,33 @@ func (r *Runner) session(ctx context.Context, works func()) error {
 	return err
 }
 
-// open loads the checkpoint. One of another incarnation or version counts as none.
-func (r *Runner) open(ctx context.Context) (*session, error) {
+// rewind is told that the log has lost events up to the sequence lost, which the view has seen: it is put right, and every event is
+// applied again.
+func (r *Runner) rewind(ctx context.Context, lost uint64) error {
+	r.metrics.rewinds.Inc()
+	r.log.ErrorContext(ctx, "the log has lost events that this view has seen, as after a loss of power; building the view again", "seq", lost)
+	healer, ok := r.p.(Healer)
+	if !ok {
+		return nil
+	}
+	if err := healer.Heal(ctx); err != nil {
+		return fmt.Errorf("put the view right: %w", err)
+	}
+	return nil
+}
+
+// open loads the checkpoint. One of another incarnation or version counts as none; lost is the sequence of one that the log does not
+// hold any more.
+func (r *Runner) open(ctx context.Context) (_ *session, lost uint64, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	stream, err := r.stream(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	kv, err := r.js.KeyValue(ctx, topology.BucketCheckpoint)
 	if err != nil {
-		return nil, fmt.Errorf("open checkpoints: %w", err)
+		return nil, 0, fmt.Errorf("open checkpoints: %w", err)
 	}
 	s := &session{r: r, kv: kv, incarnation: stream.CachedInfo().Config.Metadata[topology.MetaIncarnation]}
 	r.mu.Lock()
@@ -90,26 +117,34 @@ func (r *Runner) open(ctx context.Context) (*session, error) {
 	r.mu.Unlock()
 	if forget != nil {
 		if err := kv.Delete(ctx, r.key()); err != nil {
-			return nil, fmt.Errorf("forget checkpoint: %w", err)
+			return nil, 0, fmt.Errorf("forget checkpoint: %w", err)
 		}
 		r.at.advance(0, true)
 		r.mu.Lock()
 		r.forget = nil
 		r.mu.Unlock()
 		close(forget)
-		return s, nil
+		return s, lost, nil
 	}
 	entry, err := kv.Get(ctx, r.key())
 	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil, fmt.Errorf("load checkpoint: %w", err)
+		return nil, 0, fmt.Errorf("load checkpoint: %w", err)
 	}
 	var c checkpoint
 	if err == nil && json.Unmarshal(entry.Value(), &c) == nil && c.Incarnation == s.incarnation &&
-		c.Version == r.p.Version() && c.Seq <= stream.CachedInfo().State.LastSeq {
-		s.at, s.saved = c.Seq, c.Seq
+		c.Version == r.p.Version() {
+		held, err := feed.Holds(ctx, stream, c.Seq, c.Stored)
+		switch {
+		case err != nil:
+			return nil, 0, err
+		case held:
+			s.at, s.saved, s.stored = c.Seq, c.Seq, c.Stored
+		default:
+			lost = c.Seq
+		}
 	}
 	r.at.advance(s.at, s.at == 0)
-	return s, nil
+	return s, lost, nil
 }
 
 func (r *Runner) stream(ctx context.Context) (jetstream.Stream, error) {
@@ -192,7 +227,7 @@ func (s *session) take(ctx context.Context, m feed.Message) error {
 			return fmt.Errorf("apply event %d: %w", m.Seq, err)
 		}
 	}
-	s.at = m.Seq
+	s.at, s.stored = m.Seq, time.Unix(0, m.Stored).UTC()
 	s.r.metrics.lag.Set(float64(m.Left))
 	s.r.at.advance(m.Seq, false)
 	if s.unsaved == 0 {
@@ -211,7 +246,7 @@ func (s *session) save(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	data, err := json.Marshal(checkpoint{Incarnation: s.incarnation, Seq: s.at, Version: s.r.p.Version()})
+	data, err := json.Marshal(checkpoint{Incarnation: s.incarnation, Seq: s.at, Version: s.r.p.Version(), Stored: s.stored})
 	if err != nil {
 		return fmt.Errorf("encode checkpoint: %w", err)
 	}
@@ -233,4 +268,40 @@ func pause(ctx context.Context, failures int) {
 	case <-t.C:
 	case <-ctx.Done():
 	}
+}
+
+// Distrust makes every view be put right and built again by the next session, those in ClickHouse too: for a log whose machine went
+// down, after which no checkpoint says how much of its view is there. No projection may run meanwhile.
+func Distrust(ctx context.Context, js jetstream.JetStream) error {
+	kv, err := js.KeyValue(ctx, topology.BucketCheckpoint)
+	if err != nil {
+		return fmt.Errorf("open checkpoints: %w", err)
+	}
+	keys, err := kv.Keys(ctx)
+	if errors.Is(err, jetstream.ErrNoKeysFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list checkpoints: %w", err)
+	}
+	for _, key := range keys {
+		entry, err := kv.Get(ctx, key)
+		if err != nil {
+			return fmt.Errorf("load checkpoint %s: %w", key, err)
+		}
+		var fields map[string]json.RawMessage
+		if json.Unmarshal(entry.Value(), &fields) != nil {
+			continue // nobody goes on from one that cannot be read
+		}
+		// No log is as long, so none holds it.
+		fields["seq"] = json.RawMessage(strconv.FormatUint(math.MaxUint64, 10))
+		data, err := json.Marshal(fields)
+		if err != nil {
+			return fmt.Errorf("encode checkpoint %s: %w", key, err)
+		}
+		if _, err := kv.Update(ctx, key, data, entry.Revision()); err != nil {
+			return fmt.Errorf("store checkpoint %s: %w", key, err)
+		}
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -37,13 +38,39 @@ func New(log *slog.Logger, keep func(*commandsv1.SandboxView) bool) *Set {
 	return &Set{keep: keep, log: log, views: map[string]*commandsv1.SandboxView{}, ready: make(chan struct{})}
 }
 
-// Run follows the bucket until ctx ends. While a watch is broken the set keeps what it knew.
+// Run follows the bucket until ctx ends. While a watch is broken the set keeps what it knew. What stands in the bucket counts, also
+// where it is older than what stood there before: a log that lost events takes its views back.
 func (s *Set) Run(ctx context.Context, js jetstream.JetStream) error {
+	told := map[string]bool{}
 	bucket.Follow(ctx, js, topology.BucketSandbox, s.log, bucket.Watcher{
-		Put:     func(e jetstream.KeyValueEntry, _ bool) { s.put(e.Key(), e.Value()) },
-		Current: func() { s.once.Do(func() { close(s.ready) }) },
+		Put: func(e jetstream.KeyValueEntry, old bool) {
+			if old {
+				told[sandboxOf(e.Key())] = true
+			}
+			s.put(e.Key(), e.Value())
+		},
+		Gone: func(key string) { s.drop(func(id string) bool { return id == sandboxOf(key) }) },
+		Current: func() {
+			s.drop(func(id string) bool { return !told[id] })
+			told = map[string]bool{}
+			s.once.Do(func() { close(s.ready) })
+		},
+		Behind: func() { told = map[string]bool{} },
 	})
 	return nil
+}
+
+// sandboxOf is the id in a key, which is <tenant>.<sandbox>.
+func sandboxOf(key string) string { return key[strings.LastIndexByte(key, '.')+1:] }
+
+func (s *Set) drop(gone func(id string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.views {
+		if gone(id) {
+			delete(s.views, id)
+		}
+	}
 }
 
 func (s *Set) put(key string, value []byte) {
@@ -55,9 +82,6 @@ func (s *Set) put(key string, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := v.GetSandboxId()
-	if old, ok := s.views[id]; ok && old.GetSequence() > v.GetSequence() {
-		return
-	}
 	if s.keep(v) {
 		s.views[id] = v
 	} else {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/stretchr/testify/require"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
@@ -24,6 +23,8 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/stack"
+	"github.com/stretchr/testify/require"
 )
 
 func TestMain(m *testing.M) {
@@ -33,7 +34,12 @@ func TestMain(m *testing.M) {
 	if code, moved := Apart(); moved {
 		os.Exit(code)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := stack.Clean(); err != nil {
+		fmt.Fprintln(os.Stderr, "clean up:", err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 const (

@@ -31,7 +31,7 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 // ProcessesOf is Processes with the binaries in a directory; what they share on disk is prepared by those of this tree.
 func ProcessesOf(t *testing.T, bin string, extra ...Extra) *Stack {
 	t.Helper()
-	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
+	s := &Stack{t: t, State: StateDir(t), procs: map[string]*process{}}
 	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
 	require.NoError(t, err)
 	t.Cleanup(server.Shutdown)

@@ -111,7 +111,13 @@ func Up(t *testing.T, flags ...string) *Stack {
 // UpOf is Up with the binaries in a directory.
 func UpOf(t *testing.T, bin string, flags ...string) *Stack {
 	t.Helper()
-	s := &Stack{t: t, State: stateDir(t), procs: map[string]*process{}}
+	return UpIn(t, bin, StateDir(t), flags...)
+}
+
+// UpIn is UpOf on a state directory that StateDir made.
+func UpIn(t *testing.T, bin, state string, flags ...string) *Stack {
+	t.Helper()
+	s := &Stack{t: t, State: state, procs: map[string]*process{}}
 	s.start = func(bin string) {
 		args := append([]string{
 			"up", "--state", s.State, "--grpc", or(s.GRPC, "127.0.0.1:0"), "--http", or(s.HTTP, "127.0.0.1:0"), "--nats", or(strings.TrimPrefix(s.NATS, "nats://"), "127.0.0.1:0"),
@@ -171,8 +177,8 @@ func Prepare(t testing.TB) error {
 	return seed.err
 }
 
-// stateDir makes a state directory that has the image unpacked. It is short: the paths below it are long enough.
-func stateDir(t *testing.T) string {
+// StateDir makes a state directory that has the image unpacked. It is short: the paths below it are long enough.
+func StateDir(t *testing.T) string {
 	t.Helper()
 	require.NoError(t, Prepare(t))
 	dir, err := os.MkdirTemp("", "sandtrail-e2e-")

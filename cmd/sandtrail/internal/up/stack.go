@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/natsserver"
+	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	exec "github.com/sandtrail/sandtrail/services/exec/app"
@@ -97,6 +98,12 @@ func (u *Up) open(ctx context.Context, out, logs io.Writer) (_ *stack, err error
 	}
 	if err := s.nats.Flush(); err != nil {
 		return nil, err
+	}
+	if s.nats.Crashed() {
+		s.tel.Log.WarnContext(ctx, "the machine went down while the log was open; views and rows are made again from it")
+		if err := projection.Distrust(ctx, js); err != nil {
+			return nil, err
+		}
 	}
 	s.progress.done("log", "NATS JetStream at "+s.nats.URL())
 	return s, nil

@@ -3,9 +3,11 @@
 package receipt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -96,6 +98,59 @@ func (p *Projection) keep(agg subject.Aggregate, k known) {
 		clear(p.open)
 	}
 	p.open[agg] = k
+}
+
+// Heal makes each receipt what the log says, and removes those of execs that the log does not know.
+func (p *Projection) Heal(ctx context.Context) error {
+	p.mu.Lock()
+	clear(p.open)
+	p.mu.Unlock()
+	lister, err := p.kv.ListKeys(ctx)
+	if err != nil {
+		return fmt.Errorf("list the receipts: %w", err)
+	}
+	defer lister.Stop() //nolint:errcheck // it has ended or its error is that of a key
+	for key := range lister.Keys() {
+		parts := strings.Split(key, ".")
+		if len(parts) != 3 {
+			continue
+		}
+		if err := p.heal(ctx, key, subject.Exec(parts[0], parts[1], parts[2])); err != nil {
+			return fmt.Errorf("receipt %s: %w", key, err)
+		}
+	}
+	return ctx.Err()
+}
+
+func (p *Projection) heal(ctx context.Context, key string, agg subject.Aggregate) error {
+	entry, err := p.kv.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	h, err := p.log.Load(ctx, agg)
+	if err != nil {
+		return err
+	}
+	x, err := sandbox.ShowExec(h)
+	if err != nil {
+		return err
+	}
+	if !x.Exists() {
+		err = p.kv.Delete(ctx, key, jetstream.LastRevision(entry.Revision()))
+	} else if old := (&commandsv1.ExecView{}); proto.Unmarshal(entry.Value(), old) != nil || old.GetLastSequence() != x.LastSeq || !bytes.Equal(old.GetDigest(), x.Digest) {
+		var data []byte
+		if data, err = proto.Marshal(x.View()); err != nil {
+			return err
+		}
+		_, err = p.kv.Update(ctx, key, data, entry.Revision())
+	}
+	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) || errors.Is(err, jetstream.ErrKeyExists) {
+		return nil // somebody else, who reads the same log, was faster
+	}
+	return err
 }
 
 // storeAttempts bounds how often a receipt is written against somebody else who writes it too.

@@ -86,3 +86,41 @@ func TestAnEventOfALaterVersionHoldsNoReceiptUp(t *testing.T) {
 	require.Equal(t, h.Tail().Seq, v.GetLastSequence())
 	require.Equal(t, h.Tail().Digest, v.GetDigest())
 }
+
+func TestReceiptsOfWhatTheLogHasLostArePutRight(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: restarts the server twice")
+	}
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketExec)
+	require.NoError(t, err)
+	record := func(agg subject.Aggregate, b proto.Message) {
+		h, err := log.Load(t.Context(), agg)
+		require.NoError(t, err)
+		got, err := log.Append(t.Context(), agg, h.Tail(), sandbox.Events(sandbox.CommandMeta{ID: ids.New(), Tenant: "acme", Time: time.Now()}, b)...)
+		require.NoError(t, err)
+		require.NoError(t, New(log, kv).Apply(t.Context(), got[0]))
+	}
+	kept, lost := subject.Exec("acme", ids.New(), ids.New()), subject.Exec("acme", ids.New(), ids.New())
+	started := func(agg subject.Aggregate) proto.Message {
+		return &eventsv1.ExecStarted{SandboxId: agg.Sandbox, ExecId: agg.ID, Worker: "w1"}
+	}
+	record(kept, started(kept))
+	f.Lose(topology.StreamEvents, func() {
+		record(kept, &eventsv1.ExecCompleted{ExitCode: 3, Reason: "exited"})
+		record(lost, started(lost))
+	})
+	p := New(log, kv)
+	for range 2 {
+		require.NoError(t, p.Heal(t.Context()))
+		keys, err := kv.Keys(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{Key(kept)}, keys)
+	}
+	e, err := kv.Get(t.Context(), Key(kept))
+	require.NoError(t, err)
+	v := &commandsv1.ExecView{}
+	require.NoError(t, proto.Unmarshal(e.Value(), v))
+	require.Equal(t, sandbox.ExecRunning, v.GetState())
+}

@@ -3,10 +3,12 @@
 package view
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
@@ -126,6 +128,77 @@ func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope
 	}
 	s.Seq = max(s.Seq, e.Seq)
 	return s, nil
+}
+
+// Heal makes each view what the log says, and removes those of sandboxes that the log does not know.
+func (p *Projection) Heal(ctx context.Context) error {
+	clear(p.states)
+	p.last = 0
+	lister, err := p.kv.ListKeys(ctx)
+	if err != nil {
+		return fmt.Errorf("list the views: %w", err)
+	}
+	defer lister.Stop() //nolint:errcheck // it has ended or its error is that of a key
+	for key := range lister.Keys() {
+		tenant, id, ok := strings.Cut(key, ".")
+		if !ok {
+			continue
+		}
+		if err := p.heal(ctx, key, subject.Sandbox(tenant, id)); err != nil {
+			return fmt.Errorf("view %s: %w", key, err)
+		}
+	}
+	return ctx.Err()
+}
+
+func (p *Projection) heal(ctx context.Context, key string, agg subject.Aggregate) error {
+	entry, err := p.kv.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s, err := p.load(ctx, agg, envelope.Recorded{})
+	if err != nil {
+		return err
+	}
+	if !s.Exists() {
+		p.log.Warn("a view was of a sandbox that the log has lost", "tenant", agg.Tenant, "sandbox", agg.ID)
+		return moved(p.kv.Delete(ctx, key, jetstream.LastRevision(entry.Revision())))
+	}
+	view := s.View()
+	if view.WorkspaceDeletedAt, err = p.workspaceDeleted(ctx, agg); err != nil {
+		return err
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(view)
+	if err != nil || bytes.Equal(data, entry.Value()) {
+		return err
+	}
+	_, err = p.kv.Update(ctx, key, data, entry.Revision())
+	return moved(err)
+}
+
+// workspaceDeleted is when a workspace was removed, nil where the log does not say so.
+func (p *Projection) workspaceDeleted(ctx context.Context, agg subject.Aggregate) (*timestamppb.Timestamp, error) {
+	h, err := p.events.Load(ctx, subject.Workspace(agg.Tenant, agg.ID))
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range h.Events {
+		if _, gone := e.Body.(*eventsv1.WorkspaceDeleted); gone {
+			return timestamppb.New(e.Time), nil
+		}
+	}
+	return nil, nil
+}
+
+// moved leaves out that somebody else, who reads the same log, was faster.
+func moved(err error) error {
+	if errors.Is(err, jetstream.ErrKeyRevisionMismatch) || errors.Is(err, jetstream.ErrKeyExists) {
+		return nil
+	}
+	return err
 }
 
 func (p *Projection) remember(s sandbox.Sandbox) {

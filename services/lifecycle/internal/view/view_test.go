@@ -133,3 +133,48 @@ func TestAViewIsNeverReplacedByAnEarlierOne(t *testing.T) {
 	}
 	require.True(t, stored(t, kv, want))
 }
+
+func TestViewsOfWhatTheLogHasLostArePutRight(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: restarts the server twice")
+	}
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketSandbox)
+	require.NoError(t, err)
+	kept := live(t, log, 4)
+	project := func(want map[string]*commandsv1.SandboxView) {
+		p, err := view.New(t.Context(), f.JS, log, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- projection.New(f.JS, p, projection.Options{}).Run(ctx) }()
+		require.Eventually(t, func() bool { return stored(t, kv, want) }, 20*time.Second, 20*time.Millisecond)
+		cancel()
+		require.NoError(t, <-done)
+	}
+	var lost map[string]*commandsv1.SandboxView
+	f.Lose(topology.StreamEvents, func() {
+		lost = live(t, log, 2)
+		// One that is kept goes on in what is lost.
+		for key, v := range kept {
+			if v.GetState() != sandbox.Ready {
+				continue
+			}
+			agg := subject.Sandbox("acme", v.GetSandboxId())
+			h, err := log.Load(t.Context(), agg)
+			require.NoError(t, err)
+			recorded, err := log.Append(t.Context(), agg, h.Tail(), sandbox.Events(sandbox.CommandMeta{ID: key, Tenant: "acme", Time: time.Unix(5, 0)},
+				&eventsv1.SandboxDestroying{Reason: "requested"})...)
+			require.NoError(t, err)
+			lost[key] = proto.CloneOf(v)
+			lost[key].State, lost[key].Reason, lost[key].Sequence = sandbox.Destroying, "requested", recorded[0].Seq
+			break
+		}
+		project(lost)
+	})
+	project(kept)
+	keys, err := kv.Keys(t.Context())
+	require.NoError(t, err)
+	require.Len(t, keys, len(kept), "nothing is left of sandboxes that the log does not know")
+}

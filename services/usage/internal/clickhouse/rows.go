@@ -119,3 +119,11 @@ func (c *Conn) Insert(ctx context.Context, token string, rows *Block) error {
 	}
 	return nil
 }
+
+// Clear removes every row.
+func (c *Conn) Clear(ctx context.Context) error {
+	if err := c.conn.Exec(ctx, "TRUNCATE TABLE agents.usage_events_raw"); err != nil {
+		return fmt.Errorf("remove all rows: %w", err)
+	}
+	return nil
+}

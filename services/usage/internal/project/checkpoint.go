@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/feed"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -32,6 +34,10 @@ type checkpoint struct {
 	Stored time.Time `json:"stored,omitzero"`
 	// Projector is who stored it.
 	Projector string `json:"projector"`
+	// Clear: every row is to be removed before the log is projected again. It is set until the first batch behind that.
+	Clear bool `json:"clear,omitempty"`
+	// Epoch is one for the rows between two times that all were removed: what was inserted in another says nothing about this one.
+	Epoch string `json:"epoch,omitempty"`
 }
 
 // resume finds where to go on.
@@ -47,17 +53,38 @@ func (s *session) resume(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	s.revision = revision
+	s.revision, s.epoch = revision, c.Epoch
 	if revision == 0 {
 		if c.Seq, err = s.adopt(ctx); err != nil {
 			return 0, err
 		}
-	} else if c.Incarnation != s.incarnation || c.Version != schemaVersion || c.Seq > stream.CachedInfo().State.LastSeq {
+	} else if c.Clear {
+		return 0, s.clear(ctx)
+	} else if c.Incarnation != s.incarnation || c.Version != schemaVersion {
 		s.p.log.Info("projecting the log from its beginning: the checkpoint is of another stream or of another mapping")
 		c = checkpoint{}
+	} else if held, err := feed.Holds(ctx, stream, c.Seq, c.Stored); err != nil {
+		return 0, err
+	} else if !held {
+		s.p.metrics.rewinds.Inc()
+		s.p.log.Error("the log has lost events that there are rows of, as after a loss of power; making all rows again", "seq", c.Seq)
+		return 0, s.clear(ctx)
 	}
 	s.p.done.set(c.Seq, nanoseconds(c.Stored))
 	return c.Seq, s.retire(ctx)
+}
+
+// clear removes every row. Before it does, the checkpoint says so: another projector fails to store one from then on, and whoever
+// goes on after a death in between clears again.
+func (s *session) clear(ctx context.Context) error {
+	s.epoch = ids.New()
+	if err := s.put(ctx, checkpoint{Incarnation: s.incarnation, Version: schemaVersion, Projector: s.p.id, Clear: true}); err != nil {
+		return err
+	}
+	if err := s.p.sink.Clear(ctx); err != nil {
+		return fmt.Errorf("remove all rows: %w", err)
+	}
+	return nil
 }
 
 // load reads the checkpoint. Revision 0: there is none. What cannot be read counts as one of sequence 0.
@@ -77,11 +104,14 @@ func (p *Projector) load(ctx context.Context) (c checkpoint, revision uint64, er
 
 // store stores a checkpoint behind the one that this session knows; errOvertaken where that is not the last one any more.
 func (s *session) store(ctx context.Context, seq uint64, stored int64) error {
+	return s.put(ctx, checkpoint{Incarnation: s.incarnation, Seq: seq, Version: schemaVersion, Stored: moment(stored), Projector: s.p.id})
+}
+
+func (s *session) put(ctx context.Context, c checkpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	data, err := json.Marshal(checkpoint{
-		Incarnation: s.incarnation, Seq: seq, Version: schemaVersion, Stored: moment(stored), Projector: s.p.id,
-	})
+	c.Epoch = s.epoch
+	data, err := json.Marshal(c)
 	if err != nil {
 		return fmt.Errorf("encode the checkpoint: %w", err)
 	}
@@ -99,7 +129,7 @@ func (s *session) store(ctx context.Context, seq uint64, stored int64) error {
 		return fmt.Errorf("store the checkpoint: %w", err)
 	}
 	s.revision = revision
-	s.p.done.set(seq, stored)
+	s.p.done.set(c.Seq, nanoseconds(c.Stored))
 	return nil
 }
 

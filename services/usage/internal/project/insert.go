@@ -9,10 +9,10 @@ import (
 )
 
 // insert writes the rows of a batch. It tries again until it succeeds; an error is that of ctx.
-func (p *Projector) insert(ctx context.Context, b *batch, incarnation string) error {
+func (p *Projector) insert(ctx context.Context, b *batch, life string) error {
 	ctx, span := p.span(ctx, b)
 	defer span.End()
-	token := token(incarnation, &b.rows)
+	token := token(life, &b.rows)
 	for attempt := 1; ; attempt++ {
 		err := p.write(ctx, token, &b.rows)
 		if err == nil {
@@ -44,7 +44,7 @@ func (p *Projector) write(ctx context.Context, token string, rows *clickhouse.Bl
 }
 
 // token names exactly these rows. First and last sequence would not do: after a crash another batch may have the same two and
-// more rows between them, and the server would drop those.
-func token(incarnation string, rows *clickhouse.Block) string {
-	return fmt.Sprintf("%s:%d:%x", incarnation, schemaVersion, rows.Digest())
+// more rows between them, and the server would drop those. life is that of the stream and of the rows.
+func token(life string, rows *clickhouse.Block) string {
+	return fmt.Sprintf("%s:%d:%x", life, schemaVersion, rows.Digest())
 }

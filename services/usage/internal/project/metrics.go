@@ -7,7 +7,7 @@ import (
 )
 
 type metrics struct {
-	rows, dead, retries prometheus.Counter
+	rows, dead, retries, rewinds prometheus.Counter
 	// free and unknown are events that make no row.
 	free, unknown   prometheus.Counter
 	insert          prometheus.Histogram
@@ -29,6 +29,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		rows:    counter("rows_total", "Rows inserted into ClickHouse, repetitions included."),
 		dead:    counter("dead_letters_total", "Events that could not become a row and went to the dead letters."),
 		retries: counter("retries_total", "Failed attempts to project a batch."),
+		rewinds: counter("rewinds_total", "How often the log had lost events that there were rows of, so that all rows were made again."),
 		free:    skipped.WithLabelValues("free"),
 		unknown: skipped.WithLabelValues("unknown"),
 		insert: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -37,7 +38,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		pending: gauge("pending_events", "Events that the projector has not finished."),
 		behind:  gauge("behind_seconds", "Age of the last projected event while others wait; 0 when none does."),
 	}
-	for _, c := range []prometheus.Collector{m.rows, m.dead, m.retries, skipped, m.insert, m.pending, m.behind} {
+	for _, c := range []prometheus.Collector{m.rows, m.dead, m.retries, m.rewinds, skipped, m.insert, m.pending, m.behind} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}

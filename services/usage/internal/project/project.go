@@ -57,6 +57,8 @@ const (
 // Sink takes rows. A block whose token it has taken already may be dropped. It keeps nothing of rows.
 type Sink interface {
 	Insert(ctx context.Context, token string, rows *clickhouse.Block) error
+	// Clear removes every row.
+	Clear(ctx context.Context) error
 }
 
 // Config of a projector.

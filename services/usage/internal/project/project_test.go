@@ -334,6 +334,8 @@ type switching struct {
 	to atomic.Pointer[clickhouse.Conn]
 }
 
+func (s *switching) Clear(context.Context) error { return errors.New("ClickHouse is down") }
+
 func (s *switching) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	return s.to.Load().Insert(ctx, token, rows)
 }

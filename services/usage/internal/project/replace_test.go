@@ -15,6 +15,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 	"github.com/sandtrail/sandtrail/services/usage/internal/enginetest"
 	"github.com/sandtrail/sandtrail/services/usage/internal/project"
@@ -96,6 +97,8 @@ func TestARestartOfTheBrokerLosesNothing(t *testing.T) {
 // stuck never takes a row.
 type stuck struct{ entered chan struct{} }
 
+func (s *stuck) Clear(context.Context) error { return nil }
+
 func (s *stuck) Insert(ctx context.Context, _ string, _ *clickhouse.Block) error {
 	select {
 	case s.entered <- struct{}{}:
@@ -122,4 +125,27 @@ func TestAProjectorThatEndsLeavesItsEventsToTheNextAtOnce(t *testing.T) {
 	run(t, n.JS, enginetest.Open(t, e.URL()))
 	awaitDone(t, n.JS)
 	require.Equal(t, sum(20, 30), ask(t, e.HTTP(), totals))
+}
+
+func TestRowsOfEventsThatTheLogHasLostAreRemoved(t *testing.T) {
+	n, e := natstest.Start(t), enginetest.Start(t, "")
+	c := enginetest.Open(t, e.URL())
+	publish(t, n.JS, life(t, 0, 30)...)
+	n.Lose(topology.StreamEvents, func() {
+		stop, _ := run(t, n.JS, c)
+		publish(t, n.JS, life(t, 1, 30)...)
+		awaitDone(t, n.JS)
+		require.Equal(t, sum(2, 30), ask(t, e.HTTP(), totals))
+		require.NoError(t, stop())
+	})
+	// The log has grown past the checkpoint before anybody looks.
+	publish(t, n.JS, life(t, 2, 40)...)
+	_, metrics := run(t, n.JS, c)
+	require.Eventually(t, func() bool {
+		return ask(t, e.HTTP(), "SELECT count() FROM agents.usage_events") == "70"
+	}, patience, 20*time.Millisecond)
+	awaitDone(t, n.JS)
+	require.Equal(t, "70", ask(t, e.HTTP(), "SELECT count() FROM agents.usage_events"))
+	require.Equal(t, "2", ask(t, e.HTTP(), "SELECT count() FROM agents.sandbox_usage"))
+	require.InDelta(t, 1, value(t, metrics, "sandtrail_usage_rewinds_total"), 0)
 }

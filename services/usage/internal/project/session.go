@@ -19,6 +19,8 @@ type session struct {
 	feed *feed.Feed
 	// incarnation of the stream: sequences of another one are others.
 	incarnation string
+	// epoch of the rows, see checkpoint.
+	epoch string
 	// revision of the checkpoint that this session read or stored last; 0 where there is none.
 	revision uint64
 	// spare are batches to fill anew.
@@ -97,7 +99,7 @@ func (s *session) read(ctx context.Context, batches chan<- *batch) error {
 // write inserts batches and stores the checkpoint behind each, until there are no more.
 func (s *session) write(ctx context.Context, batches <-chan *batch, works func()) error {
 	for b := range batches {
-		if err := s.p.insert(ctx, b, s.incarnation); err != nil {
+		if err := s.p.insert(ctx, b, s.incarnation+s.epoch); err != nil {
 			return err
 		}
 		if err := s.save(ctx, b); err != nil {
