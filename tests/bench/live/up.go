@@ -44,20 +44,21 @@ type Up struct {
 	API        computev1.ComputeServiceClient
 	JS         jetstream.JetStream
 
-	bin  string
-	cmd  *exec.Cmd
-	done chan struct{}
-	conn *grpc.ClientConn
-	nc   *nats.Conn
+	bin   string
+	flags []string
+	cmd   *exec.Cmd
+	done  chan struct{}
+	conn  *grpc.ClientConn
+	nc    *nats.Conn
 }
 
-// Start starts bin/sandtrail and returns when it is ready. Close it.
-func Start(ctx context.Context, bin string) (*Up, error) {
+// Start starts bin/sandtrail with further flags and returns when it is ready. Close it.
+func Start(ctx context.Context, bin string, flags ...string) (*Up, error) {
 	state, err := os.MkdirTemp("", "sandtrail-bench-")
 	if err != nil {
 		return nil, err
 	}
-	u := &Up{State: state, bin: filepath.Join(bin, "sandtrail"), done: make(chan struct{})}
+	u := &Up{State: state, bin: filepath.Join(bin, "sandtrail"), flags: flags, done: make(chan struct{})}
 	if err := u.start(ctx); err != nil {
 		return nil, errors.Join(err, u.Close())
 	}
@@ -70,7 +71,8 @@ func (u *Up) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	u.cmd = exec.Command(u.bin, "up", "--state", u.State, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0")
+	args := []string{"up", "--state", u.State, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0"}
+	u.cmd = exec.Command(u.bin, append(args, u.flags...)...)
 	u.cmd.Stdout, u.cmd.Stderr = log, log
 	u.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := u.cmd.Start(); err != nil {
