@@ -30,6 +30,8 @@ type ledger struct {
 	rows map[string]uint64
 }
 
+func (l *ledger) Clear(context.Context) error { return nil }
+
 func (l *ledger) Insert(_ context.Context, _ string, rows *clickhouse.Block) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
