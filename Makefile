@@ -41,6 +41,10 @@ test: ## Get what the tests need and run every one
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built
 	$(GO) test -short -timeout 5m work
 
+.PHONY: fuzz
+fuzz: ## Fuzz every decoder, FUZZTIME=2m each; FUZZ=regexp chooses by "directory Name"
+	@GO=$(GO) scripts/fuzz.sh
+
 .PHONY: bench
 bench: build ## Measure against baselines in the same run and print the table
 	$(GO) run ./tests/bench/cmd/bench

@@ -68,3 +68,26 @@ func TestParsingAnEventsSubjectAllocatesNothing(t *testing.T) {
 		}
 	}))
 }
+
+// FuzzTenantOf: whatever a subject is, it belongs to a tenant that there may be, or to nobody; and one of an event is of a kind that is
+// known, or of none.
+func FuzzTenantOf(f *testing.F) {
+	for _, s := range []string{
+		"cmd.sandbox.acme.s", "cmd.worker.w1.acme.s", "cmd.exec.w1.acme.s.x", "evt.acme.sandbox.s", "out.acme.s.x", "evt.acme.volume.v", "live.evt.acme.volume.v",
+		"", "cmd", "evt._none.sandbox.s", "dlq.exec.c.evt.acme.sandbox.s", "evt..x.y", "cmd.sandbox..s",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		tenant := subject.TenantOf(s)
+		require.True(t, tenant == subject.NoTenant || subject.ValidTenant(tenant), "%q", tenant)
+		require.NoError(t, subject.Letter(tenant, "l").Validate())
+		a, err := subject.ParseEvent(s)
+		if err == nil {
+			require.False(t, subject.Future(s))
+			if subject.ValidTenant(a.Tenant) && !strings.HasPrefix(s, subject.LivePrefix) {
+				require.Equal(t, a.Tenant, tenant)
+			}
+		}
+	})
+}

@@ -96,10 +96,16 @@ func (p *Projector) load(ctx context.Context) (c checkpoint, revision uint64, er
 	if err != nil {
 		return checkpoint{}, 0, fmt.Errorf("load the checkpoint: %w", err)
 	}
-	if json.Unmarshal(e.Value(), &c) != nil {
-		c = checkpoint{}
+	return readCheckpoint(e.Value()), e.Revision(), nil
+}
+
+// readCheckpoint gives the zero checkpoint where data is none.
+func readCheckpoint(data []byte) checkpoint {
+	var c checkpoint
+	if json.Unmarshal(data, &c) != nil {
+		return checkpoint{}
 	}
-	return c, e.Revision(), nil
+	return c
 }
 
 // store stores a checkpoint behind the one that this session knows; errOvertaken where that is not the last one any more.
