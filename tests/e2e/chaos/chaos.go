@@ -57,6 +57,8 @@ type run struct {
 	summary *Summary
 	made    atomic.Int64
 
+	observer *observer
+
 	mu   sync.Mutex
 	busy map[string]bool
 }
@@ -67,7 +69,7 @@ func Run(ctx context.Context, o Options) (_ *Summary, err error) {
 	if err := os.MkdirAll(o.Out, 0o700); err != nil {
 		return nil, err
 	}
-	r := &run{Options: o, busy: map[string]bool{}, summary: newSummary(o)}
+	r := &run{Options: o, busy: map[string]bool{}, summary: newSummary(o), observer: newObserver()}
 	if r.journal, err = journal.Start(o.Out, o.Seed); err != nil {
 		return nil, err
 	}
@@ -80,9 +82,11 @@ func Run(ctx context.Context, o Options) (_ *Summary, err error) {
 		return nil, err
 	}
 	defer func() {
-		if err == nil {
+		if err == nil && r.summary.OK() {
 			err = os.RemoveAll(state)
+			return
 		}
+		o.Say("logs of the processes are in %s", state)
 	}()
 	r.rig, err = rig.Start(ctx, rig.Options{
 		Bin: bin, State: filepath.Join(state, "s"), Form: o.Form, Replicas: o.Replicas, Clients: clients, MaxSandboxes: maxSandboxes,
@@ -134,12 +138,18 @@ func (r *run) work(ctx context.Context) error {
 	for i := range r.Lanes {
 		lanes.Go(func() { r.lane(working, i) })
 	}
+	lanes.Go(func() { r.observer.sample(working, r.rig) })
+	lanes.Go(func() {
+		if err := r.observer.append(working, r.rig); err != nil {
+			r.summary.broken(err.Error())
+		}
+	})
 	progress := r.report(ctx)
 	r.load.Run(working)
 	stop()
 	lanes.Wait()
 	progress()
-	r.summary.Took = time.Since(began)
+	r.summary.Loaded = time.Since(began)
 	if err := first.Works(ctx); err != nil {
 		r.summary.broken(fmt.Sprintf("it does not work once everything is healed: %v", err))
 	}
@@ -212,6 +222,7 @@ const recovery = time.Minute
 
 // fail makes one fault, heals it, and measures how long it takes until the system works again.
 func (r *run) fail(ctx context.Context, f fault.Fault, probe *load.Probe) {
+	r.observer.fault(f)
 	if err := f.Inject(ctx); err != nil {
 		r.Say("not injected: %v", err)
 	} else {
@@ -260,7 +271,13 @@ func (r *run) judge(ctx context.Context) error {
 		r.summary.broken("it never came to an end: " + what)
 	}
 	r.summary.Counts = r.load.String()
-	_ = ctx
-	r.summary.Violations = check.All(r.journal.History(), r.evidence())
+	r.Say("collecting what is left")
+	e, err := r.collect(ctx)
+	if err != nil {
+		return err
+	}
+	r.Say("judging")
+	h := r.journal.History()
+	r.summary.Summary = check.Summarize(h, e, check.All(h, e), r.summary.recoveries)
 	return r.summary.write(r.Out)
 }
