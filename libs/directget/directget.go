@@ -31,6 +31,11 @@ var ErrGap = errors.New("messages of a direct get were lost on the way")
 // wait bounds one page whose caller gave no deadline: a server that is gone does not answer at all.
 const wait = 10 * time.Second
 
+// silence is how long a page may bring nothing before it is asked for again: a request, or its answer, that was under way when a
+// connection or a server broke never comes. Each further attempt is given twice the time, so that a slow server is not asked more than it
+// can answer.
+const silence = time.Second
+
 // Message is a message as it stands in a stream.
 type Message struct {
 	Subject string
@@ -124,6 +129,19 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, n int, requ
 	if err != nil {
 		return nil, 0, fmt.Errorf("direct get: %w", err)
 	}
+	for patience := silence; ; patience *= 2 {
+		messages, pending, err := ask(ctx, js, stream, n, body, patience)
+		if !errors.Is(err, errSilent) {
+			return messages, pending, err
+		}
+	}
+}
+
+// errSilent: nothing has come for too long.
+var errSilent = errors.New("no answer")
+
+// ask asks once; errSilent where nothing comes for as long as patience.
+func ask(ctx context.Context, js jetstream.JetStream, stream string, n int, body []byte, patience time.Duration) ([]Message, int, error) {
 	nc := js.Conn()
 	inbox := nc.NewInbox()
 	// A synchronous subscription would allocate room for 65,536 messages, which costs more than the call itself.
@@ -140,10 +158,15 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, n int, requ
 		messages []Message
 		previous uint64
 	)
+	quiet := time.NewTimer(patience)
+	defer quiet.Stop()
 	for {
 		var m *nats.Msg
 		select {
 		case m = <-replies:
+			quiet.Reset(patience)
+		case <-quiet.C:
+			return nil, 0, errSilent
 		case <-ctx.Done():
 			return nil, 0, fmt.Errorf("direct get: %w", ctx.Err())
 		}

@@ -253,7 +253,7 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 	m := nats.NewMsg(subj)
 	m.Data = data
 	telemetry.Inject(ctx, m.Header)
-	_, err = u.js.PublishMsg(ctx, m, jetstream.WithMsgID(ids.New()), jetstream.WithRetryAttempts(3))
+	err = u.publish(ctx, m)
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):
 		return fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "the request is larger than this deployment can carry").Because(err)
@@ -261,6 +261,24 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 		return unreachable(err)
 	}
 	return nil
+}
+
+// publishWait is how long the server's word is waited for before a command is published again: one that was under way when a connection
+// or a server broke is lost without a word.
+const publishWait = 2 * time.Second
+
+// publish repeats under one message id, which the server stores once, until it has an answer or ctx ends.
+func (u *UseCases) publish(ctx context.Context, m *nats.Msg) error {
+	id := ids.New()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, publishWait)
+		_, err := u.js.PublishMsg(attempt, m, jetstream.WithMsgID(id), jetstream.WithRetryAttempts(3))
+		cancel()
+		silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
+		if !silent || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // nextMsg waits for an answer until ctx ends.

@@ -14,12 +14,10 @@ import (
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 )
 
-// probeTenant owns the sandboxes of probes.
-const probeTenant = "probe"
-
 // Probe asks whether the system works: an exec in a sandbox that is there, and a create.
 type Probe struct {
 	seed   uint64
+	// name is its tenant too: one probe must not take another's places.
 	name   string
 	client *Client
 	number atomic.Int64
@@ -35,7 +33,7 @@ func NewProbe(seed uint64, name, addr string, j *journal.Journal) (*Probe, error
 	if err != nil {
 		return nil, err
 	}
-	return &Probe{seed: seed, name: name, client: c}, nil
+	return &Probe{seed: seed, name: "probe-" + name, client: c}, nil
 }
 
 // Works returns once an exec and a create have succeeded, both asked for after the call.
@@ -57,14 +55,14 @@ func (p *Probe) Close(ctx context.Context) error {
 	return errors.Join(err, p.client.Close())
 }
 
-func (p *Probe) id() string { return fmt.Sprintf("p%x-%s-%d", p.seed, p.name, p.number.Add(1)) }
+func (p *Probe) id() string { return fmt.Sprintf("%s-%x-%d", p.name, p.seed, p.number.Add(1)) }
 
 // obtain makes a sandbox, again under another key where it was refused.
 func (p *Probe) obtain(ctx context.Context) (string, error) {
 	pace := newPacer()
 	for {
 		id := p.id()
-		sandbox, err := p.client.Create(ctx, id, createRequest(probeTenant, id))
+		sandbox, err := p.client.Create(ctx, id, createRequest(p.name, id))
 		if err == nil {
 			return sandbox, nil
 		}
@@ -80,7 +78,7 @@ func (p *Probe) run(ctx context.Context, sandbox string) error {
 	program := &journal.Program{Token: id, Width: 64, StdoutLines: 1}
 	req := &computev1.ExecCommandRequest{SandboxId: sandbox}
 	req.Command, req.Args = program.Command()
-	end, err := p.client.Exec(ctx, Run{Tenant: probeTenant, Key: id, Program: program, Request: req})
+	end, err := p.client.Exec(ctx, Run{Tenant: p.name, Key: id, Program: program, Request: req})
 	if err == nil && end.Completed.GetExitCode() != 0 {
 		err = status.Errorf(codes.Unknown, "the probe ended with %d: %s", end.Completed.GetExitCode(), end.Completed.GetReason())
 	}
@@ -141,5 +139,5 @@ func (p *Probe) discard(ctx context.Context, sandbox string) {
 }
 
 func (p *Probe) destroy(ctx context.Context, sandbox string) error {
-	return p.client.Destroy(ctx, probeTenant, sandbox+"-destroy", sandbox)
+	return p.client.Destroy(ctx, p.name, sandbox+"-destroy", sandbox)
 }
