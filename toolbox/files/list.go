@@ -66,6 +66,7 @@ type lister struct {
 type listError struct{ err error }
 
 func (e *listError) Error() string { return e.err.Error() }
+func (e *listError) Unwrap() error { return e.err }
 
 // directory adds the entries of one directory.
 func (l *lister) directory(rel string) error {
@@ -134,7 +135,8 @@ func (l *lister) names(dir interface {
 			l.reply.Truncated = true
 			err = io.EOF
 		}
-		if errors.Is(err, io.EOF) {
+		// A directory that was removed while it is open has nothing more in it.
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ENOENT) {
 			keep()
 			return names, nil
 		}
