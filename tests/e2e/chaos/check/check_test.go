@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -79,6 +80,13 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 			// What the clients were told is another end than the one that was put in.
 			require.True(t, v.Invariant != check.TrueEnd || strings.Contains(v.Detail, "was told"), "%+v", v)
 		}
+	})
+	t.Run("a command that was done with and only stands there is none that waits", func(t *testing.T) {
+		c := &copyOf{t: t, h: h, e: e}
+		require.NotEmpty(t, e.Consumers)
+		c.e.Pending = []evidence.Message{{Seq: 1, Subject: "cmd.sandbox.acme.x", Stored: e.Taken.Add(-time.Hour)}}
+		require.Empty(t, check.All(c.h, c.e))
+		require.Equal(t, 1, check.Summarize(c.h, c.e, nil, nil).LeftOver)
 	})
 	t.Run("leaks on the host itself are found", func(t *testing.T) { plantOnHost(t, s, h, e) })
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 )
 
@@ -28,7 +29,7 @@ func oneOutcome(w *world) []finding {
 	}
 	f = append(f, w.calls()...)
 	f = append(f, w.repeats()...)
-	for _, m := range w.Pending {
+	for _, m := range w.waiting() {
 		if age := w.Taken.Sub(m.Stored); age > w.settle {
 			f.add(m.Subject, "its command waits since %s", age.Round(time.Millisecond))
 		}
@@ -205,8 +206,21 @@ func unsettled(w *world) []finding {
 			f.add(x.agg.Subject(), "its sandbox has ended and it has not")
 		}
 	}
-	for _, m := range w.Pending {
+	for _, m := range w.waiting() {
 		f.add(m.Subject, "its command waits")
 	}
 	return f
+}
+
+// waiting are the commands that nobody is done with. A server that ends in the middle of removing one that was acknowledged leaves
+// it in the stream, where no consumer is given it again, until its age removes it.
+func (w *world) waiting() []evidence.Message {
+	return slices.DeleteFunc(slices.Clone(w.Pending), func(m evidence.Message) bool {
+		return slices.ContainsFunc(w.Consumers, func(c evidence.Consumer) bool {
+			return m.Seq <= c.Acknowledged && slices.ContainsFunc(c.Filters, func(filter string) bool {
+				prefix, all := strings.CutSuffix(filter, ">")
+				return all && strings.HasPrefix(m.Subject, prefix)
+			})
+		})
+	})
 }

@@ -149,11 +149,26 @@ func (x *run) counted(f *findings, chunks []journal.Piece) {
 // mostGaps is how many gaps an end lists; further ones are counted only.
 const mostGaps = 64
 
+// sameGaps compares what is missing, in however many pieces it was told.
 func sameGaps(said, recorded []*eventsv1.Gap) bool {
-	if len(recorded) > mostGaps {
+	said, recorded = joined(said), joined(recorded)
+	if len(said) == mostGaps && len(recorded) > mostGaps {
 		recorded = recorded[:mostGaps]
 	}
 	return slices.EqualFunc(said, recorded, func(a, b *eventsv1.Gap) bool { return a.GetFrom() == b.GetFrom() && a.GetTo() == b.GetTo() })
+}
+
+// joined are gaps of which none begins where another ends.
+func joined(gaps []*eventsv1.Gap) []*eventsv1.Gap {
+	var out []*eventsv1.Gap
+	for _, g := range gaps {
+		if n := len(out); n > 0 && out[n-1].GetTo() == g.GetFrom() {
+			out[n-1] = &eventsv1.Gap{From: out[n-1].GetFrom(), To: g.GetTo()}
+			continue
+		}
+		out = append(out, g)
+	}
+	return out
 }
 
 // kept is the digest of the bytes of a stream that are recorded.

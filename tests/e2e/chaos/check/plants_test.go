@@ -65,7 +65,7 @@ var outcomePlants = []plant{
 		}
 	}},
 	{check.OneOutcome, "a command that nobody carries out", "its command waits", func(c *copyOf) {
-		c.e.Pending = append(c.e.Pending, evidence.Message{Subject: "cmd.worker.local.acme.x", Stored: c.e.Taken.Add(-time.Hour)})
+		c.e.Pending = append(c.e.Pending, evidence.Message{Seq: 1 << 40, Subject: "cmd.worker.local.acme.x", Stored: c.e.Taken.Add(-time.Hour)})
 	}},
 	{check.OneOutcome, "a command that was set aside", "it was set aside", func(c *copyOf) {
 		c.e.Dead = append(c.e.Dead, evidence.Message{Subject: "dlq.lifecycle.x.cmd.sandbox.acme.x"})
@@ -128,7 +128,7 @@ var outputPlants = []plant{
 		more.SHA256 = strings.Repeat("1", 64)
 		out.Chunks = append(out.Chunks, more)
 	}},
-	{check.TrueOutput, "bytes that were dropped without counting them", "bytes of stdout and 0 dropped", func(c *copyOf) {
+	{check.TrueOutput, "bytes that were dropped without counting them", "and 0 dropped, recorded are", func(c *copyOf) {
 		out := c.transcript("printing-0")
 		out.Chunks[1].Gap, out.Chunks[1].SHA256 = true, ""
 		c.h.Calls = slices.DeleteFunc(c.h.Calls, func(call journal.Call) bool { return call.Exec == out.Exec && call.Op == journal.Attach })
@@ -371,10 +371,12 @@ var orderPlants = []plant{
 		calls[i].Done = false
 	}},
 	{check.OneOrder, "an acknowledged append that is not in the log", "was acknowledged, and is not in the log", func(c *copyOf) {
-		// The last one, so that no chain tells of it.
-		at := c.e.Appends[0].Calls[0].Aggregate
+		done := map[string]bool{}
+		for _, a := range c.e.Appends[0].Calls {
+			done[a.ID] = a.Done
+		}
 		i := len(c.e.Events) - 1
-		for c.e.Events[i].Subject != at {
+		for !done[c.e.Events[i].Header[envelope.HeaderID][0]] {
 			i--
 		}
 		c.e.Events = slices.Delete(c.e.Events, i, i+1)

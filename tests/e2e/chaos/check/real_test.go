@@ -14,13 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/sandtrail/sandtrail/libs/envelope"
-	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
-	"github.com/sandtrail/sandtrail/libs/eventlog/linear"
-	"github.com/sandtrail/sandtrail/libs/ids"
-	"github.com/sandtrail/sandtrail/libs/subject"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
-	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
@@ -136,6 +130,7 @@ func realRun(t *testing.T, s *stack.Stack) (journal.History, evidence.Evidence) 
 	begin := time.Now()
 	j, err := journal.Start(t.TempDir(), 1)
 	require.NoError(t, err)
+	contending := evidence.Contend(s.JS, "R1", 4, 250*time.Millisecond, true)
 	c := client{t: t, api: s.API, j: j, name: "c1"}
 	var boxes []string
 	for i := range places {
@@ -176,36 +171,11 @@ func realRun(t *testing.T, s *stack.Stack) (journal.History, evidence.Evidence) 
 	e, err := evidence.Collect(t.Context(), evidence.Sources{
 		JS: s.JS, ClickHouse: s.ClickHouse, StateDirs: map[string]string{worker: s.State},
 		Limits:  evidence.Limits{Sandboxes: map[string]int{worker: places}, PerTenant: places},
-		Appends: []evidence.AppendHistory{{Log: "R1", Calls: appends(t, s)}},
+		Appends: []evidence.AppendHistory{contending.Stop()},
 		Samples: []evidence.Sample{{At: begin, Worker: worker, Sandboxes: boxes}},
 	}, check.Open)
 	require.NoError(t, err)
 	require.True(t, e.Settled.Agreed, "%+v", e.Settled)
 	t.Logf("%d calls, %d events, agreed within %s; all of it took %s", len(j.History().Calls), len(e.Events), e.Settled.Took, time.Since(begin))
 	return j.History(), e
-}
-
-// appends is a history of some clients that contend for two aggregates.
-func appends(t *testing.T, s *stack.Stack) []linear.Call {
-	t.Helper()
-	rec := linear.NewRecorder()
-	aggs := []subject.Aggregate{subject.Tenant("chaos-a"), subject.Tenant("chaos-b")}
-	var clients sync.WaitGroup
-	for i := range 4 {
-		log := rec.Log(i, jslog.New(s.JS), true)
-		clients.Go(func() {
-			for n := range 20 {
-				h, err := log.Load(t.Context(), aggs[n%2])
-				if err == nil {
-					_, _ = log.Append(t.Context(), aggs[n%2], h.Tail(), appended(ids.New())) // the record says what came of it
-				}
-			}
-		})
-	}
-	clients.Wait()
-	return rec.Calls()
-}
-
-func appended(id string) envelope.Event {
-	return envelope.Event{Meta: envelope.Meta{ID: id}, Body: &eventsv1.SandboxStopping{}}
 }

@@ -40,6 +40,8 @@ type Summary struct {
 	// Starts are lines of witnesses, Appends the calls of histories of appends.
 	Starts  int `json:"starts"`
 	Appends int `json:"appends"`
+	// LeftOver are commands that are done with and still stand in the stream.
+	LeftOver int `json:"left_over"`
 	// Settled is how log and hosts came to agree.
 	Settled *evidence.Settling `json:"settled"`
 	// Unjudged names evidence that was not collected.
@@ -92,6 +94,7 @@ func Summarize(h journal.History, e evidence.Evidence, found []Violation, recove
 	}
 	w := newWorld(h, e)
 	s.Sandboxes, s.Execs = len(w.boxes), len(w.runs)
+	s.LeftOver = len(w.Pending) - len(w.waiting())
 	for _, x := range w.runs {
 		if x.state.Completed != nil {
 			s.Completed++
@@ -185,6 +188,9 @@ func (s Summary) Text(to io.Writer) error {
 	fmt.Fprintf(w, "output\t%d bytes recorded, %d bytes seen\n", s.OutputBytes, s.SeenBytes)
 	fmt.Fprintf(w, "starts\t%d by the programs' own witness\n", s.Starts)
 	fmt.Fprintf(w, "appends\t%d judged for one order\n", s.Appends)
+	if s.LeftOver > 0 {
+		fmt.Fprintf(w, "left over\t%d commands that are done with\n", s.LeftOver)
+	}
 	if s.Settled != nil {
 		fmt.Fprintf(w, "agreed\t%t after %s\n", s.Settled.Agreed, s.Settled.Took.Round(time.Millisecond))
 	}

@@ -85,6 +85,10 @@ func look(ctx context.Context, log *Log, from Sources) (Evidence, error) {
 	if e.Buckets, err = log.Entries(ctx); err != nil {
 		return e, err
 	}
+	// Before the commands: one that is done with by now may still be counted as waiting, never the other way round.
+	if e.Consumers, err = log.Consumers(ctx); err != nil {
+		return e, err
+	}
 	if e.Pending, err = log.Pending(ctx); err != nil {
 		return e, err
 	}

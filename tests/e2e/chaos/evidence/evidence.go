@@ -22,8 +22,10 @@ type Evidence struct {
 	Buckets map[string]map[string]Value `json:"-"`
 	// Pending are the commands that wait in CMD, Dead the letters in DLQ; without what they hold.
 	Pending []Message `json:"pending"`
-	Dead    []Message `json:"dead"`
-	Hosts   []Host    `json:"-"`
+	// Consumers are those of CMD, as its leader knows them.
+	Consumers []Consumer `json:"consumers"`
+	Dead      []Message  `json:"dead"`
+	Hosts     []Host     `json:"-"`
 	// Execs and Sandboxes are the rows of agents.usage_events and agents.sandbox_usage.
 	Execs     []Row     `json:"-"`
 	Sandboxes []Row     `json:"-"`
@@ -72,6 +74,15 @@ type Message struct {
 	Subject string              `json:"subject"`
 	Header  map[string][]string `json:"header,omitempty"`
 	Stored  time.Time           `json:"stored"`
+}
+
+// Consumer is a durable consumer and how far it has come.
+type Consumer struct {
+	Name string `json:"name"`
+	// Filters are the subjects of its messages.
+	Filters []string `json:"filters"`
+	// Acknowledged is the sequence up to which every message of its own is done with.
+	Acknowledged uint64 `json:"acknowledged"`
 }
 
 // Host is what was found on a worker's host that carries a sandbox's name or lies in the worker's state directory.

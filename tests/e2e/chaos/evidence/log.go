@@ -205,9 +205,31 @@ func (l *Log) Entries(ctx context.Context) (map[string]map[string]Value, error) 
 	return out, nil
 }
 
-// Pending are the commands that wait, Dead the dead letters.
+// Pending are the commands that stand in CMD.
 func (l *Log) Pending(ctx context.Context) ([]Message, error) {
 	return l.messages(ctx, topology.StreamCommands, subject.Commands)
+}
+
+// Consumers are those of stream CMD.
+func (l *Log) Consumers(ctx context.Context) ([]Consumer, error) {
+	stream, err := l.js.Stream(ctx, topology.StreamCommands)
+	if err != nil {
+		return nil, fmt.Errorf("read the consumers of commands: %w", err)
+	}
+	out := []Consumer{}
+	list := stream.ListConsumers(ctx)
+	for info := range list.Info() {
+		filters := info.Config.FilterSubjects
+		if info.Config.FilterSubject != "" {
+			filters = []string{info.Config.FilterSubject}
+		}
+		out = append(out, Consumer{Name: info.Name, Filters: filters, Acknowledged: info.AckFloor.Stream})
+	}
+	if err := list.Err(); err != nil {
+		return nil, fmt.Errorf("read the consumers of commands: %w", err)
+	}
+	slices.SortFunc(out, func(a, b Consumer) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
 }
 
 // Dead are the dead letters.

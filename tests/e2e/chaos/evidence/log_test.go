@@ -149,3 +149,26 @@ func TestWaitingCommandsAndDeadLettersAreNamedAndNotOpened(t *testing.T) {
 		require.WithinDuration(t, time.Now(), some[0].Stored, time.Minute)
 	}
 }
+
+func TestConsumersOfCommandsTellHowFarTheyHaveCome(t *testing.T) {
+	f := natstest.Start(t)
+	reader := evidence.NewLog(f.JS)
+	for range 3 {
+		_, err := f.JS.Publish(t.Context(), subject.SandboxCommand("acme", "x"), nil)
+		require.NoError(t, err)
+	}
+	consumer, err := f.JS.Consumer(t.Context(), topology.StreamCommands, topology.ConsumerScheduler)
+	require.NoError(t, err)
+	batch, err := consumer.Fetch(2)
+	require.NoError(t, err)
+	for m := range batch.Messages() {
+		require.NoError(t, m.DoubleAck(t.Context()))
+	}
+	all, err := reader.Consumers(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+	require.Contains(t, all, evidence.Consumer{Name: topology.ConsumerScheduler, Filters: []string{subject.SandboxCommands()}, Acknowledged: 2})
+	waiting, err := reader.Pending(t.Context())
+	require.NoError(t, err)
+	require.Len(t, waiting, 1)
+}
