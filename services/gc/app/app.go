@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
+	"github.com/sandtrail/sandtrail/libs/logclock"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/watermillnats"
@@ -59,12 +60,15 @@ type Deps struct {
 	Tracer trace.TracerProvider
 	// Events is the log; nil is the one on NC.
 	Events eventlog.Log
-	// Now is the clock of every decision; nil is the system's.
+	// Now is the clock of every decision; nil is that of the log's server.
 	Now func() time.Time
 }
 
 // App is a gc service.
 type App struct {
+	// clock is that of the log's server; nil where Deps has one.
+	clock *logclock.Clock
+
 	cfg Config
 	log *slog.Logger
 	js  jetstream.JetStream
@@ -79,7 +83,7 @@ type App struct {
 }
 
 // New checks the configuration.
-func New(_ context.Context, cfg Config, d Deps) (*App, error) {
+func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("gc configuration: %w", err)
 	}
@@ -96,8 +100,12 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Events == nil {
 		d.Events = jslog.New(js)
 	}
+	var clock *logclock.Clock
 	if d.Now == nil {
-		d.Now = time.Now
+		if clock, err = logclock.New(ctx, js); err != nil {
+			return nil, err
+		}
+		d.Now = clock.Now
 	}
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
@@ -106,7 +114,7 @@ func New(_ context.Context, cfg Config, d Deps) (*App, error) {
 		d.Registry = prometheus.NewRegistry()
 	}
 	a := &App{
-		cfg: cfg, log: d.Log.With("service", "gc"), js: js, registry: d.Registry, now: d.Now,
+		clock: clock, cfg: cfg, log: d.Log.With("service", "gc"), js: js, registry: d.Registry, now: d.Now,
 		sweeper: sweep.New(js, d.Events, d.Now, d.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gc")),
 		found: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandtrail_gc_findings_total", Help: "What was over and asked to be removed, by kind and action.",
@@ -169,6 +177,9 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { return set.Run(ctx, a.js) })
 	g.Go(func() error { return a.listen(ctx, news) })
 	g.Go(func() error { a.keepRoom(ctx); return nil })
+	if a.clock != nil {
+		g.Go(func() error { a.clock.Run(ctx); return nil })
+	}
 	g.Go(func() error {
 		select {
 		case <-set.Ready():

@@ -23,6 +23,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/logclock"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/runtime"
@@ -60,12 +61,15 @@ type Deps struct {
 	Driver runtime.Driver
 	// Events is the log; nil is the one on NC.
 	Events Events
-	// Now is the clock of every decision; nil is the system's.
+	// Now is the clock of every decision; nil is that of the log's server.
 	Now func() time.Time
 }
 
 // App is a lifecycle service.
 type App struct {
+	// clock is that of the log's server; nil where Deps has one.
+	clock *logclock.Clock
+
 	cfg  Config
 	log  *slog.Logger
 	js   jetstream.JetStream
@@ -99,8 +103,12 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Events == nil {
 		d.Events = jslog.New(js)
 	}
+	var clock *logclock.Clock
 	if d.Now == nil {
-		d.Now = time.Now
+		if clock, err = logclock.New(ctx, js); err != nil {
+			return nil, err
+		}
+		d.Now = clock.Now
 	}
 	if d.Registry == nil {
 		d.Registry = prometheus.NewRegistry()
@@ -109,7 +117,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		d.Tracer = noop.NewTracerProvider()
 	}
 	a := &App{
-		cfg: cfg, log: d.Log.With("service", service), js: js, reg: d.Registry, live: views.New(d.Log, views.Live),
+		clock: clock, cfg: cfg, log: d.Log.With("service", service), js: js, reg: d.Registry, live: views.New(d.Log, views.Live),
 		span: d.Tracer.Tracer("github.com/sandtrail/sandtrail/services/lifecycle"),
 	}
 	projected, err := view.New(ctx, js, d.Events, a.log)
@@ -222,6 +230,9 @@ func (a *App) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.live.Run(ctx, a.js) })
 	g.Go(func() error { return a.view.Run(ctx) })
+	if a.clock != nil {
+		g.Go(func() error { a.clock.Run(ctx); return nil })
+	}
 	if a.scheduler != nil {
 		g.Go(func() error { return a.workers.Run(ctx, a.js) })
 		g.Go(func() error {
