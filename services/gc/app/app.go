@@ -33,6 +33,9 @@ type Finding = sweep.Finding
 type Config struct {
 	// Every is the longest time between two passes: 1 min. What becomes due in between is found when it is due.
 	Every time.Duration
+	// KeepViews is how long the view of a sandbox stays behind the end of its workspace: 30 days, as long as receipts. The log has
+	// both for ever.
+	KeepViews time.Duration
 	// OutputEvery is the time between two looks at the room that transcripts take up: 1 s.
 	OutputEvery time.Duration
 	// TenantOutputBytes is the most that the transcripts of one tenant may take up; 0 is no bound but the room that there is.
@@ -42,6 +45,9 @@ type Config struct {
 // Validate reports every mistake at once.
 func (c Config) Validate() error {
 	var errs []error
+	if c.KeepViews < 0 {
+		errs = append(errs, fmt.Errorf("keep views: %s is negative", c.KeepViews))
+	}
 	if c.Every < 0 {
 		errs = append(errs, fmt.Errorf("interval: %s is negative", c.Every))
 	}
@@ -90,6 +96,9 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if cfg.Every == 0 {
 		cfg.Every = time.Minute
 	}
+	if cfg.KeepViews == 0 {
+		cfg.KeepViews = topology.ReceiptTTL
+	}
 	if cfg.OutputEvery == 0 {
 		cfg.OutputEvery = time.Second
 	}
@@ -131,6 +140,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		{Kind: sweep.KindWorkspace, Action: sweep.ActionDelete},
 		{Kind: sweep.KindSandbox, Action: sweep.ActionDestroy},
 		{Kind: sweep.KindSandbox, Action: sweep.ActionEnd},
+		{Kind: sweep.KindView, Action: sweep.ActionForget},
 	} {
 		a.found.WithLabelValues(f.Kind, f.Action) // so that the first one is an increase
 	}
@@ -154,17 +164,51 @@ func (a *App) Once(ctx context.Context, dryRun bool) ([]Finding, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	return a.pass(ctx, set, dryRun)
+	found, err := a.pass(ctx, set, dryRun)
+	old, failed := a.views(ctx, dryRun)
+	return append(found, old...), errors.Join(err, failed)
+}
+
+// views takes out the views of what has long been over.
+func (a *App) views(ctx context.Context, dryRun bool) ([]Finding, error) {
+	found, err := a.sweeper.Views(ctx, a.cfg.KeepViews, dryRun)
+	if !dryRun {
+		a.tell(found)
+	}
+	return found, err
+}
+
+func (a *App) tell(found []Finding) {
+	for _, f := range found {
+		a.found.WithLabelValues(f.Kind, f.Action).Inc()
+		a.log.Info("over", "kind", f.Kind, "tenant", f.Tenant, "sandbox", f.ID, "action", f.Action, "reason", f.Reason)
+	}
+}
+
+// viewsEvery is how often the loop looks at the views of all sandboxes, which is a read of the whole bucket.
+const viewsEvery = time.Hour
+
+// forgetViews looks at them at once and then every hour, until ctx ends.
+func (a *App) forgetViews(ctx context.Context) {
+	tick := time.NewTicker(viewsEvery)
+	defer tick.Stop()
+	for {
+		if _, err := a.views(ctx, false); err != nil && ctx.Err() == nil {
+			a.failed.Inc()
+			a.log.Warn("not every view was looked at", "error", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (a *App) pass(ctx context.Context, set *views.Set, dryRun bool) ([]Finding, error) {
 	found, err := a.sweeper.Sweep(ctx, set.All(), dryRun)
-	if dryRun {
-		return found, err
-	}
-	for _, f := range found {
-		a.found.WithLabelValues(f.Kind, f.Action).Inc()
-		a.log.Info("over", "kind", f.Kind, "tenant", f.Tenant, "sandbox", f.ID, "action", f.Action, "reason", f.Reason)
+	if !dryRun {
+		a.tell(found)
 	}
 	return found, err
 }
@@ -177,6 +221,7 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { return set.Run(ctx, a.js) })
 	g.Go(func() error { return a.listen(ctx, news) })
 	g.Go(func() error { a.keepRoom(ctx); return nil })
+	g.Go(func() error { a.forgetViews(ctx); return nil })
 	if a.clock != nil {
 		g.Go(func() error { a.clock.Run(ctx); return nil })
 	}

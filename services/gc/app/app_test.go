@@ -248,3 +248,84 @@ func TestTheLoopFindsWhatBecomesDue(t *testing.T) {
 func TestANegativeIntervalIsRefused(t *testing.T) {
 	require.Error(t, app.Config{Every: -1}.Validate())
 }
+
+func TestViewsOfWhatHasLongBeenOverAreForgotten(t *testing.T) {
+	w := newWorld(t)
+	live := w.live(sandbox.Start{Worker: natstest.Worker, Attempt: 1}, sandbox.MarkReady{Worker: natstest.Worker})
+	// A view of a live sandbox that says it is long over.
+	lie := live.View()
+	lie.State, lie.WorkspaceDeletedAt = sandbox.Destroyed, timestamppb.New(start)
+	w.view(lie)
+	s := w.destroyed()
+	gone := start.Add(25 * time.Hour)
+	w.set(gone)
+	w.workspace(s.ID, sandbox.MarkWorkspaceDeleted{At: gone, SandboxID: s.ID, Reason: sandbox.ReasonDeleteAfter})
+	v := s.View()
+	v.WorkspaceDeletedAt = timestamppb.New(gone)
+	w.view(v)
+	kv, err := w.f.JS.KeyValue(t.Context(), topology.BucketSandbox)
+	require.NoError(t, err)
+	views := func() int {
+		keys, err := kv.Keys(t.Context())
+		require.NoError(t, err)
+		return len(keys)
+	}
+	forgotten := func(found []app.Finding) (views []app.Finding) {
+		for _, f := range found {
+			if f.Kind == "view" {
+				views = append(views, f)
+			}
+		}
+		return views
+	}
+	w.set(gone.Add(topology.ReceiptTTL - time.Nanosecond))
+	require.Empty(t, forgotten(w.once(false)))
+	require.Equal(t, 2, views())
+	w.set(gone.Add(topology.ReceiptTTL))
+	want := []app.Finding{{Kind: "view", ID: s.ID, Tenant: "acme", Action: "forget", Reason: "its workspace was removed at 2026-01-03T04:00:00Z"}}
+	require.Equal(t, want, forgotten(w.once(true)))
+	require.Equal(t, 2, views(), "a dry run changes nothing")
+	require.Equal(t, want, forgotten(w.once(false)))
+	require.Equal(t, 1, views())
+	require.Empty(t, forgotten(w.once(false)))
+	stream, err := w.f.JS.Stream(t.Context(), subject.BucketStream(topology.BucketSandbox))
+	require.NoError(t, err)
+	require.Equal(t, uint64(1), stream.CachedInfo().State.Msgs, "no mark of it is left in the bucket")
+	h, err := w.log.Load(t.Context(), subject.Sandbox("acme", s.ID))
+	require.NoError(t, err)
+	require.NotEmpty(t, h.Events, "the log has it for ever")
+}
+
+func TestTwoAtOnceAskOnceForEachThing(t *testing.T) {
+	w := newWorld(t)
+	const each = 20
+	want := map[string]bool{}
+	for range each {
+		live := w.live(sandbox.Start{Worker: natstest.Worker, Attempt: 1}, sandbox.MarkReady{Worker: natstest.Worker})
+		want[subject.SandboxCommand("acme", live.ID)] = true
+		want[subject.WorkerCommand(natstest.Worker, "acme", w.destroyed().ID)] = true
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	other, err := app.New(t.Context(), app.Config{Every: 20 * time.Millisecond}, app.Deps{NC: w.f.NC, Log: slog.New(slog.DiscardHandler), Now: w.now})
+	require.NoError(t, err)
+	done := make(chan error, 2)
+	for _, a := range []*app.App{w.app, other} {
+		go func() { done <- a.Run(ctx) }()
+	}
+	w.set(start.Add(25 * time.Hour))
+	stored := func() uint64 {
+		s, err := w.f.JS.Stream(t.Context(), topology.StreamCommands)
+		require.NoError(t, err)
+		return s.CachedInfo().State.LastSeq
+	}
+	require.Eventually(t, func() bool { return stored() >= 2*each }, 20*time.Second, 20*time.Millisecond)
+	require.Never(t, func() bool { return stored() > 2*each }, time.Second, 50*time.Millisecond, "a thing was asked for twice")
+	cancel()
+	for range 2 {
+		require.NoError(t, <-done)
+	}
+	for _, s := range w.commands() {
+		require.True(t, want[s], s)
+	}
+	require.Len(t, w.commands(), 2*each)
+}

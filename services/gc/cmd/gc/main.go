@@ -21,11 +21,13 @@ type flags struct {
 	DryRun bool          `help:"Make one pass that only shows what would be removed, and why."`
 	Every  time.Duration `default:"1m" help:"Longest time between two passes."`
 
+	KeepViews time.Duration `default:"720h" help:"How long a sandbox that is over stays in lists, from the end of its workspace on. The log has it for ever."`
+
 	TenantOutputBytes uint64 `help:"Most bytes that the recorded output of one tenant may take up. Default: the room that there is, shared."`
 }
 
 func (f *flags) config() app.Config {
-	return app.Config{Every: f.Every, TenantOutputBytes: f.TenantOutputBytes}
+	return app.Config{Every: f.Every, KeepViews: f.KeepViews, TenantOutputBytes: f.TenantOutputBytes}
 }
 
 // single is one pass as a service.

@@ -30,21 +30,24 @@ import (
 const (
 	KindWorkspace = "workspace"
 	KindSandbox   = "sandbox"
+	KindView      = "view"
 
 	ActionDelete  = "delete"
+	ActionForget  = "forget"
 	ActionDestroy = "destroy"
 	ActionEnd     = "end"
 )
 
 // Finding is one thing that is over.
 type Finding struct {
-	// Kind is KindWorkspace or KindSandbox, ID the sandbox's id.
+	// Kind is KindWorkspace, KindSandbox or KindView, ID the sandbox's id.
 	Kind   string
 	ID     string
 	Tenant string
 	// Reason is for people: why it is over.
 	Reason string
-	// Action is what is asked for: delete a workspace, destroy a sandbox, or end one again whose end did not come.
+	// Action is what is asked for: delete a workspace, destroy a sandbox, or end one again whose end did not come; or what is done:
+	// forget a view.
 	Action string
 }
 
