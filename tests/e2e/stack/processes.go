@@ -79,6 +79,12 @@ func (s *Stack) Respawn(name string, flags ...string) {
 	s.answers(name)
 }
 
+// Second starts one more process of a service that needs no address, under the name NAME-2.
+func (s *Stack) Second(name string, flags ...string) {
+	s.t.Helper()
+	s.spawn(name+"-2", s.procs[name].cmd.Path, append([]string{"--nats", s.NATS, "--log-level", "warn"}, flags...)...)
+}
+
 // Swap ends a service as a deployment does and starts the one of another directory of binaries with its flags; lifecycle takes
 // the toolbox beside it for the keepers that it starts from now on. It returns once its listeners answer.
 func (s *Stack) Swap(name, bin string) {
