@@ -19,7 +19,7 @@ func FuzzEvolve(f *testing.F) {
 	bodies := make([][]byte, len(types))
 	for i, mt := range types {
 		var err error
-		bodies[i], err = os.ReadFile(corpusPath(mt, ".binpb"))
+		bodies[i], err = os.ReadFile(corpusPath(string(mt.Descriptor().Name()), ".binpb"))
 		require.NoError(f, err)
 		f.Add([]byte{byte(i)}, uint8(i), bodies[i], int64(0))
 		f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}, uint8(i), bodies[i], int64(1)<<40)
