@@ -113,7 +113,7 @@ func (s *Stack) Begin(t testing.TB, n int, req *computev1.ExecCommandRequest) Re
 	for len(r.Stdout) < n {
 		e, err := stream.Recv()
 		require.NoError(t, err)
-		require.NoError(t, r.take(e))
+		require.NoError(t, r.Take(e))
 		require.Nil(t, r.Completed, "it ended already")
 	}
 	return r
@@ -169,14 +169,14 @@ func (r *Result) Read(stream grpc.ServerStreamingClient[computev1.ExecEvent]) er
 		if err != nil {
 			return err
 		}
-		if err := r.take(e); err != nil {
+		if err := r.Take(e); err != nil {
 			return err
 		}
 	}
 }
 
-// take adds one event. A chunk that is not the next one, or not at its place, is an error.
-func (r *Result) take(e *computev1.ExecEvent) error {
+// Take adds one event. A chunk that is not the next one, or not at its place, is an error.
+func (r *Result) Take(e *computev1.ExecEvent) error {
 	if n := e.GetChunk(); n > 0 {
 		if n != r.LastChunk+1 {
 			return fmt.Errorf("chunk %d follows chunk %d", n, r.LastChunk)
