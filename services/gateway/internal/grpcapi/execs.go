@@ -170,14 +170,13 @@ func (s *Server) WatchEvents(req *computev1.WatchEventsRequest, stream grpc.Serv
 	if err != nil {
 		return err
 	}
-	last := req.GetAfterSequence()
-	return s.use.Events(ctx, p, named(ctx, p, req.GetTenantId()), req.GetSandboxId(), last, req.GetNoFollow(), func(e *envelope.Recorded) error {
+	each := func(seq uint64, e *envelope.Recorded) error {
 		if e == nil {
-			return stream.Send(&computev1.WatchEventsResponse{Heartbeat: true, Sequence: last})
+			return stream.Send(&computev1.WatchEventsResponse{Heartbeat: true, Sequence: seq})
 		}
-		last = e.Seq
 		return stream.Send(watched(e))
-	})
+	}
+	return s.use.Events(ctx, p, named(ctx, p, req.GetTenantId()), req.GetSandboxId(), req.GetAfterSequence(), req.GetNoFollow(), each)
 }
 
 func watched(e *envelope.Recorded) *computev1.WatchEventsResponse {

@@ -19,10 +19,14 @@ import (
 // eventsPatience is how long the log may be out of reach before a follower is told.
 const eventsPatience = 30 * time.Second
 
+// eachEvent is told of an event, or of nothing: everything up to a sequence was seen.
+type eachEvent func(seq uint64, e *envelope.Recorded) error
+
 // Events gives each of the tenant's events behind sequence after, in order, and follows the log unless stop is set. sandboxID
-// narrows it to one sandbox and its execs; without a tenant (development mode only) it gives those of all. After each
-// Limits.Heartbeat of silence each gets nil: alive, nothing new.
-func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sandboxID string, after uint64, stop bool, each func(*envelope.Recorded) error) error {
+// narrows it to one sandbox and its execs; without a tenant (development mode only) it gives those of all. each also gets the
+// sequence up to which everything was seen; after a Limits.Heartbeat of silence it gets that alone, also while long stretches of the
+// log are read in which there is nothing of the sandbox.
+func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sandboxID string, after uint64, stop bool, each eachEvent) error {
 	filter, err := u.eventsFilter(ctx, p, tenant, sandboxID)
 	if err != nil {
 		return err
@@ -36,9 +40,18 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 	defer live.Unsubscribe() //nolint:errcheck // the connection is closing if this fails
 	silent := time.NewTicker(u.limits.Heartbeat)
 	defer silent.Stop()
+	sent := time.Now()
+	tell := func(seq uint64, e *envelope.Recorded) error {
+		if e == nil && time.Since(sent) < u.limits.Heartbeat/2 {
+			return nil
+		}
+		sent = time.Now()
+		return each(seq, e)
+	}
+	quiet := func() bool { return time.Since(sent) >= u.limits.Heartbeat }
 	var down time.Time
 	for {
-		n, err := u.eventsFrom(ctx, filter, sandboxID, &after, each)
+		n, err := u.eventsFrom(ctx, filter, sandboxID, &after, tell, quiet)
 		var again <-chan time.Time
 		switch {
 		case err == nil:
@@ -63,7 +76,7 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 		case <-wake:
 		case <-again:
 		case <-silent.C:
-			if err := each(nil); err != nil {
+			if err := tell(after, nil); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -97,13 +110,18 @@ func (u *UseCases) eventsFilter(ctx context.Context, p principal.Principal, tena
 	return subject.OfTenant(tenant), nil
 }
 
-// eventsFrom reads what is stored behind *after and moves it on.
-func (u *UseCases) eventsFrom(ctx context.Context, filter, sandboxID string, after *uint64, each func(*envelope.Recorded) error) (given int, err error) {
+// eventsFrom reads what is stored behind *after and moves it on. While it is quiet it says how far it has come.
+func (u *UseCases) eventsFrom(
+	ctx context.Context, filter, sandboxID string, after *uint64, each eachEvent, quiet func() bool,
+) (given int, err error) {
 	err = stored.Each(ctx, u.js, u.memory, topology.StreamEvents, filter, *after+1, func(m directget.Message) error {
 		agg, err := subject.ParseEvent(m.Subject)
 		if err != nil || (sandboxID != "" && agg.Sandbox != sandboxID) {
 			*after = m.Seq
-			return nil //nolint:nilerr // what is no event of ours is nothing to show
+			if quiet() {
+				return each(m.Seq, nil)
+			}
+			return nil // what is no event of ours is nothing to show
 		}
 		// One that does not decode is given as it stands, without a body: it must not be the last that its tenant ever sees.
 		e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
@@ -111,7 +129,7 @@ func (u *UseCases) eventsFrom(ctx context.Context, filter, sandboxID string, aft
 			e.Body, e.Data = nil, m.Data
 		}
 		given++
-		if err := each(&e); err != nil {
+		if err := each(m.Seq, &e); err != nil {
 			return err
 		}
 		*after = m.Seq

@@ -39,6 +39,8 @@ const (
 	overhead = 700
 	// keepChunks of an exec that runs stay: the last one says where its relay goes on.
 	keepChunks = 16
+	// purgeChunks are removed at one go, at most 64 MiB.
+	purgeChunks = 256
 	// maxEvictions bounds one look; the next one goes on.
 	maxEvictions = 2000
 )
@@ -129,12 +131,7 @@ func (k *Keeper) evict(ctx context.Context, out jetstream.Stream, tenants []*ten
 			return gone, nil
 		}
 		t := victim.next()
-		if t.Running {
-			err = out.Purge(ctx, jetstream.WithPurgeSubject(t.subject), jetstream.WithPurgeKeep(keepChunks))
-		} else {
-			err = out.Purge(ctx, jetstream.WithPurgeSubject(t.subject))
-		}
-		if err != nil {
+		if err := t.purge(ctx, out); err != nil {
 			return gone, fmt.Errorf("give up transcript %s: %w", t.subject, err)
 		}
 		victim.bytes -= min(victim.bytes, t.Bytes)
@@ -142,6 +139,26 @@ func (k *Keeper) evict(ctx context.Context, out jetstream.Stream, tenants []*ten
 		gone = append(gone, t.Evicted)
 	}
 	return gone, nil
+}
+
+// purge removes the transcript, of one that runs all but its last chunks, from its beginning on and not at one go: the stream takes
+// nothing in while it removes.
+func (t *stored) purge(ctx context.Context, out jetstream.Stream) error {
+	end := uint64(0)
+	if t.Running {
+		end = keepChunks
+	}
+	for keep := t.chunks; keep > end; {
+		keep = max(end, keep-min(keep, purgeChunks))
+		options := []jetstream.StreamPurgeOpt{jetstream.WithPurgeSubject(t.subject)}
+		if keep > 0 {
+			options = append(options, jetstream.WithPurgeKeep(keep))
+		}
+		if err := out.Purge(ctx, options...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // largest is the tenant with the most bytes among those that can give up something; nil without one.

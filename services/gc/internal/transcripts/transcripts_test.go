@@ -141,6 +141,29 @@ func TestNothingGoesWhileThereIsRoom(t *testing.T) {
 	require.Equal(t, 200, r.chunks(s))
 }
 
+// One that is removed in several steps is removed whole.
+func TestALargeTranscriptGoesWhole(t *testing.T) {
+	r := newRig(t, Options{TenantBytes: 1 << 20})
+	s := subject.Output("acme", "box", "many")
+	for i := range 3*purgeChunks + 7 {
+		m := transcript.Encode(s, transcript.Chunk{
+			Number: uint64(i + 1), Stream: transcript.Stdout, Offset: uint64(i), Data: []byte("x"), Time: start, StdoutEnd: uint64(i + 1),
+		})
+		_, err := r.JS.PublishMsg(t.Context(), m)
+		require.NoError(t, err)
+	}
+	data, err := proto.Marshal(&commandsv1.ExecView{
+		TenantId: "acme", SandboxId: "box", ExecId: "many", State: "completed", EndedAt: timestamppb.New(start),
+		Completed: &eventsv1.ExecCompleted{LastChunk: 3*purgeChunks + 7, Stdout: &eventsv1.Output{Bytes: 8 << 20}},
+	})
+	require.NoError(t, err)
+	_, err = r.kv.Put(t.Context(), "acme.box.many", data)
+	require.NoError(t, err)
+	r.exec("other", 17, true) // the stream has to be over the bound for it to be looked at
+	require.Len(t, r.look(), 2)
+	require.Zero(t, r.chunks(s))
+}
+
 // Where nothing of a tenant has ended, an exec that runs gives up its older chunks and keeps its last ones: the relay goes on behind them.
 func TestAnExecThatRunsKeepsItsLastChunks(t *testing.T) {
 	r := newRig(t, Options{})
