@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,10 +140,15 @@ func (s *Store) Ensure(ctx context.Context, ref string, p prepare.Progress) (Ima
 // canonical is the full form of a reference, so that one image has one name here.
 func canonical(ref string) (string, error) {
 	parsed, err := name.ParseReference(strings.TrimSpace(ref))
-	if err != nil || len(ref) > 512 || strings.HasPrefix(ref, "/") {
+	if err != nil || len(ref) > 512 || strings.HasPrefix(ref, "/") || climbs(parsed) {
 		return "", fault.Newf(fault.InvalidArgument, fault.ReasonImageInvalid, "%.200q is no image reference; write registry/repository:tag or registry/repository@sha256:digest", ref)
 	}
 	return parsed.Name(), nil
+}
+
+// climbs: a registry or repository that is a way in a file system and not a name.
+func climbs(ref name.Reference) bool {
+	return slices.ContainsFunc(strings.Split(ref.Context().Name(), "/"), func(part string) bool { return part == "." || part == ".." })
 }
 
 func (s *Store) ensure(ctx context.Context, ref string, p prepare.Progress) (Image, error) {

@@ -436,7 +436,7 @@ func TestReferencesThatReachInside(t *testing.T) {
 		require.ErrorIs(t, s.pull.control("tcp", at, nil), errPrivateAddress, at)
 	}
 	require.NoError(t, s.pull.control("tcp", "192.0.2.1:443", nil))
-	for _, ref := range []string{"", "/etc", "UPPER/case", strings.Repeat("a", 600)} {
+	for _, ref := range []string{"", "/etc", "UPPER/case", "../../etc", "a/../b", "localhost/../x:v1", strings.Repeat("a", 600)} {
 		_, err := s.Ensure(t.Context(), ref, nil)
 		require.True(t, fault.Is(err, fault.ReasonImageInvalid), "%q: %v", ref, err)
 	}
