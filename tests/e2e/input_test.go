@@ -120,7 +120,7 @@ func TestWhatIsNoFileIsRefusedAtOnce(t *testing.T) {
 		"loop":       {"path_not_found", "path_not_found", "path_not_found"},
 		"file/below": {"path_not_directory", "path_not_directory", "path_not_directory"},
 		"file":       {"", "", "path_not_directory"}, "none": {"path_not_found", "", "path_not_directory"},
-		"none/at/all": {"path_not_found", "", "path_not_directory"},
+		"gone/at/all": {"path_not_found", "", "path_not_directory"},
 		"dangling":    {"path_not_found", "", "path_not_directory"}, "to-in": {"path_not_found", "", "path_not_directory"},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -228,4 +228,15 @@ func TestOneKeyFromTwentyClientsMakesOneSandbox(t *testing.T) {
 		_, err := s.API.CreateSandbox(ctx, &computev1.CreateSandboxRequest{TenantId: "acme", Image: stack.Image, SessionId: "another"})
 		return status.Code(err)
 	}())
+}
+
+// A stream has no end of its own: it lasts as long as its command.
+func TestACommandMayWriteForMoreThanAMinute(t *testing.T) {
+	needsHost(t)
+	s := stack.Up(t)
+	sandbox := s.Ready(t)
+	r := s.Sh(t, sandbox, "for i in $(seq 70); do echo $i; sleep 1; done")
+	require.Equal(t, "exited", r.Completed.GetReason())
+	require.Greater(t, r.Completed.GetWallTime().AsDuration(), 70*time.Second)
+	require.Len(t, strings.Fields(string(r.Stdout)), 70)
 }

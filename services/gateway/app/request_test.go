@@ -137,6 +137,37 @@ func TestTimeoutOverTheMaximumIsRefused(t *testing.T) {
 	require.Contains(t, detail(t, drainStream(s).failure).GetFields(), "args")
 }
 
+// Looking at a sandbox or following what runs in it changes neither how long the one lives nor how long the other may run.
+func TestAttachChangesNoLifetime(t *testing.T) {
+	w := newWorld(t, nil)
+	box := w.create(t.Context())
+	s, err := w.ExecCommand(t.Context(), &computev1.ExecCommandRequest{SandboxId: box, Command: "wait", Detach: true, Timeout: durationpb.New(time.Hour)})
+	require.NoError(t, err)
+	h, err := s.Header()
+	require.NoError(t, err)
+	exec := h.Get("sandtrail-exec-id")[0]
+	look := func() string {
+		d, err := w.DescribeSandbox(t.Context(), &computev1.DescribeSandboxRequest{SandboxId: box})
+		require.NoError(t, err)
+		require.NotNil(t, d.GetDetail().GetExpiresAt())
+		x, err := w.GetExec(t.Context(), &computev1.GetExecRequest{ExecId: exec})
+		require.NoError(t, err)
+		return fmt.Sprint(d.GetDetail().GetExpiresAt(), d.GetDetail().GetSequence(), d.GetDetail().GetLimits().GetMaxRuntime(), x.GetState(), x.GetLastSequence())
+	}
+	before, commands := look(), w.peer.count("cmd.")
+	for range 3 {
+		ctx, leave := context.WithCancel(t.Context())
+		s, err := w.AttachExec(ctx, &computev1.AttachExecRequest{ExecId: exec})
+		require.NoError(t, err)
+		_, err = s.Recv() // a heartbeat: it follows
+		require.NoError(t, err)
+		leave()
+		require.Error(t, drainStream(s).failure)
+	}
+	require.Never(t, func() bool { return w.peer.count("cmd.") != commands }, 4*50*time.Millisecond, tick, "four times the grace of who goes away")
+	require.Equal(t, before, look())
+}
+
 func TestErrorsShowTheirCorrelationAndNothingInternal(t *testing.T) {
 	w := newWorld(t, nil)
 	for sent, same := range map[string]bool{"my-id-1": true, "": false, strings.Repeat("x", 200): false, "two words": false} {
