@@ -80,6 +80,8 @@ const (
 	LeaseTTL  = 30 * time.Second
 	// IdemTTL is how long an idempotency key is remembered.
 	IdemTTL = 24 * time.Hour
+	// CommandTTL is how long a command waits: behind it the stream forgets it.
+	CommandTTL = 24 * time.Hour
 	// ReceiptTTL is how long the bucket exec holds a receipt; the log has it for ever.
 	ReceiptTTL = 30 * 24 * time.Hour
 )
@@ -148,7 +150,7 @@ func streams(o Options) []jetstream.StreamConfig {
 	cmd.Retention = jetstream.WorkQueuePolicy
 	// A command stands here for milliseconds, and a block is compressed again each time its last command is taken.
 	cmd.Compression = jetstream.NoCompression
-	cmd.MaxAge, cmd.MaxBytes, cmd.MaxMsgSize = day, 4<<30, MaxCommandSize
+	cmd.MaxAge, cmd.MaxBytes, cmd.MaxMsgSize = CommandTTL, 4<<30, MaxCommandSize
 	cmd.Duplicates = 10 * time.Minute
 
 	out := base(StreamOutput, "Transcripts of execs", subject.Outputs)

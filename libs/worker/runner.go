@@ -174,7 +174,7 @@ func (r *runner) process(d *delivery) {
 		r.bury(d, dlq.ReasonPoison, err)
 	case errors.As(err, &crashed) && r.panics.add(d.id, 1, sum) >= MaxPanics:
 		r.bury(d, dlq.ReasonPanic, err)
-	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts:
+	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts, r.cfg.MaxAge > 0 && time.Since(d.Time) >= r.cfg.MaxAge:
 		r.bury(d, dlq.ReasonAttempts, err)
 	default:
 		r.retry(d, err)

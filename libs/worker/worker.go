@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sandtrail/sandtrail/libs/dlq"
+	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 // Defaults and bounds.
@@ -79,6 +80,9 @@ type Config struct {
 	Backoff []time.Duration
 	// MaxAttempts by default DefaultMaxAttempts; a message that fails that often is dead. Negative: retried for ever.
 	MaxAttempts int
+	// MaxAge is how old a message may be when an attempt fails; then it is dead, however few attempts it had. By default an hour less
+	// than the stream keeps commands, which would otherwise be gone without a letter, and no bound for other streams.
+	MaxAge time.Duration
 	// Drain by default DefaultDrain; negative ends handlers at once.
 	Drain time.Duration
 }
@@ -105,6 +109,9 @@ func (c Config) check() (Config, error) {
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = DefaultMaxAttempts
+	}
+	if c.MaxAge == 0 && c.Stream == topology.StreamCommands {
+		c.MaxAge = topology.CommandTTL - time.Hour
 	}
 	if c.Drain == 0 {
 		c.Drain = DefaultDrain

@@ -276,6 +276,21 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
+func TestACommandIsDeadBeforeItsStreamForgetsIt(t *testing.T) {
+	b := newBench(t)
+	b.cfg.MaxAttempts, b.cfg.MaxAge = -1, 200*time.Millisecond
+	b.run(func(_ context.Context, m worker.Message) error {
+		// It waits for something, which is no failure, and does so for too long.
+		return worker.RetryAfter(10*time.Millisecond, fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "not ready yet"))
+	})
+	b.publish("a", "x")
+	require.Eventually(t, func() bool { return len(b.letters()) == 1 }, patience, 10*time.Millisecond)
+	l := b.letters()[0]
+	require.Equal(t, "attempts", l.Reason)
+	require.Equal(t, string(fault.ReasonToolboxUnavailable), l.FaultReason)
+	require.Greater(t, l.Attempts, 1)
+}
+
 func TestAMessageThatKillsItsProcessIsDead(t *testing.T) {
 	b := newBench(t)
 	b.cfg.MaxAttempts = 2
