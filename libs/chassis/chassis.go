@@ -29,7 +29,7 @@ import (
 type Flags struct {
 	NATS      string `name:"nats" default:"nats://127.0.0.1:4222" help:"URL of the NATS server; may hold credentials, which are never printed."`
 	NATSCreds string `name:"nats-creds" help:"File with NATS credentials."`
-	Replicas  int    `name:"replicas" default:"1" help:"Replicas of streams and buckets that do not exist yet: 1 or 3."`
+	Replicas  int    `name:"replicas" default:"1" help:"Replicas of streams and buckets, at least: 1 or 3. What has more keeps them."`
 	Ops       string `name:"ops" help:"Address for health and metrics (none unless set)."`
 	OTLP      string `name:"otlp-endpoint" help:"OTLP endpoint for traces (none unless set)."`
 	LogLevel  string `name:"log-level" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: ${enum}."`
@@ -113,6 +113,13 @@ func run(
 	o := topology.Options{Replicas: f.Replicas}
 	if err := Await(ctx, t.Log, "streams and buckets", func(ctx context.Context) error { return topology.Ensure(ctx, js, o) }); err != nil {
 		return err
+	}
+	if risks, err := topology.Risks(ctx, js); err != nil {
+		t.Log.WarnContext(ctx, "cannot tell how safely the log is kept", "error", err)
+	} else {
+		for _, r := range risks {
+			t.Log.WarnContext(ctx, "the log is kept less safely than it could be", "risk", r)
+		}
 	}
 	s, err := build(ctx, Host{NC: nc, JS: js, Log: t.Log, Registry: t.Registry, Tracer: t.Tracer, Topology: o})
 	if err != nil {

@@ -44,6 +44,7 @@ func Diff(ctx context.Context, js jetstream.JetStream, o Options) ([]Difference,
 			return nil, fmt.Errorf("read stream %s: %w", want.Name, err)
 		}
 		config := have.CachedInfo().Config
+		want.Replicas = max(want.Replicas, config.Replicas)
 		all = append(all, compare(want.Name, want, config)...)
 		if config.Metadata[MetaIncarnation] == "" {
 			all = append(all, Difference{Name: want.Name, Field: "metadata." + MetaIncarnation, Want: "any", Have: "null"})
@@ -62,6 +63,7 @@ func Diff(ctx context.Context, js jetstream.JetStream, o Options) ([]Difference,
 		if err != nil {
 			return nil, fmt.Errorf("read bucket %s: %w", want.Bucket, err)
 		}
+		want.Replicas = max(want.Replicas, status.Config().Replicas)
 		all = append(all, compare(want.Bucket, want, status.Config())...)
 	}
 	return diffConsumers(ctx, js, all, consumers())

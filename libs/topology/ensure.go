@@ -15,8 +15,8 @@ import (
 )
 
 // Ensure makes every stream, bucket and shared consumer that is missing and brings the others to their settings. It may run
-// any number of times, also at the same time in several processes. It keeps the incarnation of a stream that exists, deletes
-// nothing, and refuses a change that would make the server drop stored messages with fault.FailedPrecondition.
+// any number of times, also at the same time in several processes. It keeps the incarnation of a stream that exists, takes no
+// replica away from it (a service started without its flag would make the log less safe for all), deletes nothing, and refuses a change that would make the server drop stored messages with fault.FailedPrecondition.
 func Ensure(ctx context.Context, js jetstream.JetStream, o Options) error {
 	o = o.withDefaults()
 	for _, c := range streams(o) {
@@ -57,6 +57,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		return err
 	}
 	info := have.CachedInfo()
+	want.Replicas = max(want.Replicas, info.Config.Replicas)
 	if len(compare(want.Name, want, info.Config)) == 0 && info.Config.Metadata[MetaIncarnation] != "" {
 		return nil
 	}
@@ -109,6 +110,7 @@ func ensureBucket(ctx context.Context, js jetstream.JetStream, want jetstream.Ke
 	if err != nil {
 		return err
 	}
+	want.Replicas = max(want.Replicas, status.Config().Replicas)
 	if len(compare(want.Bucket, want, status.Config())) == 0 {
 		return nil
 	}

@@ -96,7 +96,7 @@ const (
 
 // Options are what differs from one installation to another. The zero value is a single small host.
 type Options struct {
-	// Replicas of every stream and bucket: 1 or 3. By default 1.
+	// Replicas of every stream and bucket, at least: 1 or 3. By default 1. What has more keeps them.
 	Replicas int
 	// EventsMaxBytes bounds the log. When it is full appends are refused; nothing is ever forgotten. By default 32 GiB.
 	EventsMaxBytes int64
