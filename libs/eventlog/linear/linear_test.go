@@ -128,3 +128,30 @@ func TestRecorderRefusesWhatItsModelDoesNotKnow(t *testing.T) {
 	_, err = log.AppendBatch(t.Context())
 	require.True(t, fault.Is(err, fault.ReasonValidation))
 }
+
+// One aggregate of a long run: clients that overlap, some refused, some never answered.
+func BenchmarkJudge(b *testing.B) {
+	var calls []linear.Call
+	last, at := "", int64(0)
+	for range 10_000 {
+		id := ids.New()
+		c := linear.Call{Aggregate: "a", After: last, ID: id, Began: at, Ended: at + 30, Client: len(calls) % 4}
+		switch n := rand.IntN(100); {
+		case n < 2:
+			c.Unknown = true
+			if n == 0 {
+				last = id
+			}
+		case n < 30:
+			c.After = "another"
+		default:
+			c.Done, last = true, id
+		}
+		calls = append(calls, c)
+		at += 10
+	}
+	b.ResetTimer()
+	for b.Loop() {
+		require.Empty(b, linear.Judge(calls, 2*time.Minute))
+	}
+}
