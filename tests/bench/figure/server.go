@@ -15,7 +15,7 @@ import (
 )
 
 // syncInterval is that of `sandtrail up`.
-const syncInterval = 5 * time.Second
+const syncInterval = time.Second
 
 // server is an embedded server like that of `sandtrail up`, with its streams, in this process.
 type server struct {

@@ -23,7 +23,7 @@ type Stack struct {
 	State        string `default:"${state}" help:"Directory for all that is kept: log, rows, sandboxes, workspaces, images, keys." type:"path"`
 	Cache        string `help:"Directory for what is fetched or built once: runsc, the built-in ClickHouse, the default image. Default: sandtrail in the user's cache." type:"path" env:"SANDTRAIL_CACHE"`
 	ClickHouse   string `name:"clickhouse" placeholder:"URL" help:"A ClickHouse server (clickhouse://user:password@host:9000). Default: a built-in one, on loopback." env:"SANDTRAIL_CLICKHOUSE"`
-	SyncInterval Sync   `default:"5s" placeholder:"always|DURATION" help:"How often the log is flushed to disk. What was acknowledged since outlives a crash of the process, not one of the machine; with always nothing is lost, and appends are slower."`
+	SyncInterval Sync   `default:"1s" placeholder:"always|DURATION" help:"How often the log is flushed to disk. What was acknowledged since outlives a crash of the process, not one of the machine; with always nothing is lost, and appends are slower."`
 	OTLP         string `name:"otlp-endpoint" help:"OTLP endpoint for traces (none unless set)." env:"SANDTRAIL_OTLP_ENDPOINT"`
 	LogLevel     string `default:"warn" enum:"debug,info,warn,error" help:"Least level that is logged to stderr: ${enum}."`
 	LogFormat    string `default:"text" enum:"json,text" help:"Log as ${enum}."`
