@@ -137,9 +137,16 @@ func unjudgedParts(e evidence.Evidence) []string {
 		name  string
 		there bool
 	}{
-		{"events", e.Events != nil}, {"transcripts", e.Transcripts != nil}, {"buckets", e.Buckets != nil}, {"pending commands", e.Pending != nil},
-		{"dead letters", e.Dead != nil}, {"hosts", e.Hosts != nil}, {"rows of usage", e.Execs != nil && e.Sandboxes != nil},
-		{"witnesses", e.Witnesses != nil}, {"histories of appends", e.Appends != nil}, {"samples", e.Samples != nil},
+		{"events", e.Events != nil},
+		{"transcripts", e.Transcripts != nil},
+		{"buckets", e.Buckets != nil},
+		{"pending commands", e.Pending != nil},
+		{"dead letters", e.Dead != nil},
+		{"hosts", e.Hosts != nil},
+		{"rows of usage", e.Execs != nil && e.Sandboxes != nil},
+		{"witnesses", e.Witnesses != nil},
+		{"histories of appends", e.Appends != nil},
+		{"samples", e.Samples != nil},
 	} {
 		if !part.there {
 			missing = append(missing, part.name)

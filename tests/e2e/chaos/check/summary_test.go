@@ -17,8 +17,10 @@ import (
 func TestSummaryCountsWhatWasFoundAndSaysWhatWasNotJudged(t *testing.T) {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	h := journal.History{Seed: 7, Calls: []journal.Call{
-		{Op: journal.Create, Began: began, Answer: journal.Acknowledged}, {Op: journal.Create, Answer: journal.Refused},
-		{Op: journal.Exec, Answer: journal.Unknown, Seen: []journal.Piece{{From: 3, To: 10}, {From: 10, To: 99, Gap: true}}}, {Op: journal.Exec},
+		{Op: journal.Create, Began: began, Answer: journal.Acknowledged},
+		{Op: journal.Create, Answer: journal.Refused},
+		{Op: journal.Exec, Answer: journal.Unknown, Seen: []journal.Piece{{From: 3, To: 10}, {From: 10, To: 99, Gap: true}}},
+		{Op: journal.Exec},
 	}}
 	e := evidence.Evidence{Taken: began.Add(time.Minute), Settled: &evidence.Settling{Took: time.Second, Agreed: true}}
 	var found []check.Violation

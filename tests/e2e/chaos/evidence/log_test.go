@@ -77,8 +77,10 @@ func TestTranscriptsKeepPlacesAndDigestsOfChunks(t *testing.T) {
 	require.Equal(t, evidence.Transcript{
 		Tenant: "acme", Sandbox: "box", Exec: "b",
 		Chunks: []journal.Piece{
-			{Number: 1, Stream: "stdout", To: 3, SHA256: sum("one")}, {Number: 2, Stream: "stderr", To: 3, SHA256: sum("two")},
-			{Number: 2, Stream: "stderr", To: 3, SHA256: sum("two")}, {Number: 3, Stream: "stdout", From: 3, To: 10, Gap: true},
+			{Number: 1, Stream: "stdout", To: 3, SHA256: sum("one")},
+			{Number: 2, Stream: "stderr", To: 3, SHA256: sum("two")},
+			{Number: 2, Stream: "stderr", To: 3, SHA256: sum("two")},
+			{Number: 3, Stream: "stdout", From: 3, To: 10, Gap: true},
 			{Number: 4, Stream: "stdout", From: 10, To: 15, SHA256: sum("three")},
 		},
 		Stdout: journal.Digest{Bytes: 15, Dropped: 7, SHA256: sum("onethree")}, Stderr: journal.Digest{Bytes: 3, SHA256: sum("two")},

@@ -18,9 +18,16 @@ type part struct {
 
 func (e *Evidence) parts() []part {
 	return []part{
-		{"evidence.json", e}, {"events.json", &e.Events}, {"transcripts.json", &e.Transcripts}, {"buckets.json", &e.Buckets},
-		{"hosts.json", &e.Hosts}, {"exec_rows.json", &e.Execs}, {"sandbox_rows.json", &e.Sandboxes}, {"witnesses.json", &e.Witnesses},
-		{"appends.json", &e.Appends}, {"samples.json", &e.Samples},
+		{"evidence.json", e},
+		{"events.json", &e.Events},
+		{"transcripts.json", &e.Transcripts},
+		{"buckets.json", &e.Buckets},
+		{"hosts.json", &e.Hosts},
+		{"exec_rows.json", &e.Execs},
+		{"sandbox_rows.json", &e.Sandboxes},
+		{"witnesses.json", &e.Witnesses},
+		{"appends.json", &e.Appends},
+		{"samples.json", &e.Samples},
 	}
 }
 

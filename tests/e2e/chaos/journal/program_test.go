@@ -2,7 +2,6 @@ package journal_test
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,10 +42,10 @@ func TestProgramDoesWhatItIsSaidToDo(t *testing.T) {
 			case p.ExitCode == 0 && p.Signal == 0:
 				require.NoError(t, err)
 			case p.Signal != 0:
-				require.True(t, errors.As(err, &ended))
+				require.ErrorAs(t, err, &ended)
 				require.Contains(t, ended.String(), "signal: ")
 			default:
-				require.True(t, errors.As(err, &ended))
+				require.ErrorAs(t, err, &ended)
 				require.Equal(t, int(p.ExitCode), ended.ExitCode())
 			}
 			require.Equal(t, string(p.Output("stdout")), stdout.String())
