@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
 // about is a request of a method that names a sandbox and an exec where it has fields for them.
@@ -121,6 +122,10 @@ func TestListsAndStreamsShowOneTenant(t *testing.T) {
 	look(w.world, "alice", "acme")
 	open := newWorld(t, nil)
 	answerUsage(open)
-	open.create(t.Context())
+	box := open.create(t.Context())
 	look(open, "", "acme")
+	stream, err := open.WatchEvents(t.Context(), &computev1.WatchEventsRequest{TenantId: "globex", SandboxId: box, NoFollow: true})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.Equal(t, "sandbox_not_found", detail(t, err).GetReason(), "a tenant that is named has no sandbox of another")
 }
