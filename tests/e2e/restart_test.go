@@ -93,6 +93,7 @@ func TestDownEndsEverything(t *testing.T) {
 	require.Eventually(t, func() bool { return len(processesOf(t, s.State)) == 0 }, 5*time.Second, 50*time.Millisecond,
 		"%v", processesOf(t, s.State))
 	require.Empty(t, loopsOf(t, s.State))
+	require.Eventually(t, func() bool { return len(emptyGroups(t)) == 0 }, 10*time.Second, 100*time.Millisecond, "%v", emptyGroups(t))
 	s.Restart()
 	require.Equal(t, computev1.SandboxStatus_SANDBOX_STATUS_DESTROYED, s.Describe(t, sandbox).GetStatus())
 	s.Finish(t, &running)
@@ -146,6 +147,22 @@ func loopsOf(t *testing.T, state string) []string {
 	for _, f := range files {
 		if backing, err := os.ReadFile(f); err == nil && strings.HasPrefix(string(backing), state) {
 			found = append(found, strings.TrimSpace(string(backing)))
+		}
+	}
+	return found
+}
+
+// emptyGroups finds the groups that hold sandboxes' groups and have none.
+func emptyGroups(t *testing.T) []string {
+	t.Helper()
+	var found []string
+	for _, pattern := range []string{"/sys/fs/cgroup/sandtrail", "/sys/fs/cgroup/*/sandtrail"} {
+		groups, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, g := range groups {
+			if below, err := filepath.Glob(filepath.Join(g, "*", "cgroup.procs")); err == nil && len(below) == 0 {
+				found = append(found, g)
+			}
 		}
 	}
 	return found

@@ -140,6 +140,18 @@ func (g *Group) dirs() []string {
 // Create makes the group and sets its limits; where it exists the limits are set again. On an error what was made remains
 // for Remove.
 func (g *Group) Create(l Limits) error {
+	// Whoever ends the last of all groups takes the one above them away, and may do so while this one is made.
+	for try := 0; ; try++ {
+		err := g.create(l)
+		if try == createTries || !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+}
+
+const createTries = 5
+
+func (g *Group) create(l Limits) error {
 	if g.unified {
 		if err := g.delegate(); err != nil {
 			return err
@@ -293,6 +305,20 @@ func (g *Group) Remove() error {
 				errs = append(errs, &fs.PathError{Op: "rmdir", Path: d, Err: err})
 			}
 			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveEmpty removes the group unless it has processes or groups below it, which is no error: whoever has those removes it later.
+func (g *Group) RemoveEmpty() error {
+	var errs []error
+	for _, d := range g.dirs() {
+		err := syscall.Rmdir(d)
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.ENOTEMPTY):
+		default:
+			errs = append(errs, &fs.PathError{Op: "rmdir", Path: d, Err: err})
 		}
 	}
 	return errors.Join(errs...)

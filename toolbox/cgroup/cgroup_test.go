@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -151,4 +152,39 @@ func TestAGroupThatIsHeldBackSaysSo(t *testing.T) {
 		require.LessOrEqual(t, held, of)
 		return held > 3
 	}, time.Minute, 10*time.Millisecond)
+}
+
+func TestTheGroupAboveGoesWithTheLastAndComesWithTheFirst(t *testing.T) {
+	name := fmt.Sprintf("sandtrail-test-%d-above", os.Getpid())
+	parent, err := Open(name)
+	require.NoError(t, err)
+	require.NoError(t, parent.RemoveEmpty(), "one that is not there is fine")
+	g, err := Open(name + "/unit")
+	require.NoError(t, err)
+	require.NoError(t, g.Create(Limits{PIDs: 10}))
+	require.NoError(t, parent.RemoveEmpty())
+	for _, d := range g.dirs() {
+		require.DirExists(t, d, "one with a group below it stays")
+	}
+	require.NoError(t, g.Remove())
+	require.NoError(t, parent.RemoveEmpty())
+	for _, d := range parent.dirs() {
+		require.NoDirExists(t, d)
+	}
+	// Others take it away while groups are made below it.
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			_ = parent.RemoveEmpty()
+		}
+	}()
+	for range 50 {
+		require.NoError(t, g.Create(Limits{PIDs: 10}))
+		require.NoError(t, g.Remove())
+	}
+	cancel()
+	<-done
+	require.NoError(t, parent.RemoveEmpty())
 }

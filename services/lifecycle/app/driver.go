@@ -151,3 +151,22 @@ func Prepare(ctx context.Context, cfg Config, log *slog.Logger, progress Progres
 	}
 	return nil
 }
+
+// Tidy removes what sandboxes of this host had in common and what is empty once the last of them is gone. Where others have some, it
+// stays.
+func Tidy(cfg Config) error {
+	if cfg.Driver.Cgroup == "" {
+		cfg.Driver.Cgroup = gvisor.DefaultCgroup
+	}
+	g, err := cgroup.Open(cfg.Driver.Cgroup)
+	if err != nil {
+		if os.Geteuid() != 0 {
+			return nil // without root there may be no cgroups at all
+		}
+		return fmt.Errorf("find the sandboxes' cgroup: %w", err)
+	}
+	if err := g.RemoveEmpty(); err != nil {
+		return fmt.Errorf("remove the sandboxes' cgroup: %w", err)
+	}
+	return nil
+}

@@ -15,6 +15,7 @@ import (
 
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	lifecycle "github.com/sandtrail/sandtrail/services/lifecycle/app"
 )
 
 // downTimeout bounds the end of all sandboxes of a state.
@@ -48,7 +49,7 @@ func (d *Down) run(ctx context.Context, out, logs io.Writer) error {
 	stop()
 	select {
 	case ended := <-result:
-		return errors.Join(err, ended)
+		return errors.Join(err, ended, lifecycle.Tidy(s.lifecycleConfig()))
 	default:
 		return err
 	}

@@ -30,6 +30,9 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
+// DefaultCgroup holds the groups of a host's sandboxes.
+const DefaultCgroup = "sandtrail"
+
 // Options of a Driver. StateDir, Runsc, Toolbox, Images and Workspaces are required. Without root Images must have been unpacked for
 // base 0 and Workspaces must be directories.
 type Options struct {
@@ -52,7 +55,7 @@ type Options struct {
 	// ShutdownTimeout bounds the wait for a keeper to end its sandbox before it is ended by force; default 20 s, which is above
 	// what a keeper takes to kill and unmount everything.
 	ShutdownTimeout time.Duration
-	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; default "sandtrail".
+	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; by default DefaultCgroup.
 	Cgroup string
 	// Control is launch.Spec.Control: how programs are run.
 	Control  string
@@ -102,7 +105,7 @@ func New(o Options) (*Driver, error) {
 	o.StartTimeout = or(o.StartTimeout, 45*time.Second)
 	o.ShutdownTimeout = or(o.ShutdownTimeout, 20*time.Second)
 	o.UID, o.GID = or(o.UID, DefaultUID), or(o.GID, DefaultUID)
-	o.Cgroup = or(o.Cgroup, "sandtrail")
+	o.Cgroup = or(o.Cgroup, DefaultCgroup)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
