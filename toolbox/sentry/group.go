@@ -106,7 +106,7 @@ func (c *Client) Written() uint64 { return c.written.Load() }
 
 // pause has every task of the sandbox stand still until resume is called. A pause that takes too long is an error; it is
 // ended as soon as it begins.
-func (c *Client) pause(ctx context.Context) (resume func(), err error) {
+func (c *Client) pause(ctx context.Context) (func(), error) {
 	k, err := c.take(ctx)
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (c *Client) pause(ctx context.Context) (resume func(), err error) {
 	// Both go over one connection, which the sentry serves in order: a resume that came first would be its end.
 	paused := make(chan error, 1)
 	go func() { paused <- k.exchange("containerManager.Pause", nil, nil, nil) }()
-	resume = func() {
+	resume := func() {
 		if k.exchange("containerManager.Resume", nil, nil, nil) == nil {
 			c.give(k)
 		} else {
