@@ -88,6 +88,17 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 		require.Empty(t, check.All(c.h, c.e))
 		require.Equal(t, 1, check.Summarize(c.h, c.e, nil, nil).LeftOver)
 	})
+	t.Run("a disk that was full below the workspaces explains that a witness is gone, not that there are two", func(t *testing.T) {
+		loaded, err := evidence.Load(dir)
+		require.NoError(t, err)
+		c := &copyOf{t: t, h: h, e: loaded}
+		c.e.Faults = []evidence.Fault{{At: c.of("silent-1").Ended, Kind: evidence.FullWorkspace}}
+		starts := c.witness("silent-1").Starts
+		delete(starts, "silent-1")
+		require.Empty(t, check.All(c.h, c.e))
+		starts["silent-1"] = 2
+		require.NotEmpty(t, check.All(c.h, c.e))
+	})
 	t.Run("leaks on the host itself are found", func(t *testing.T) { plantOnHost(t, s, h, e) })
 }
 

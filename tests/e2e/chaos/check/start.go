@@ -7,6 +7,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 )
 
 // oneStart: an exec starts at most once, by the log and by what the programs themselves wrote.
@@ -47,9 +48,24 @@ func oneStart(w *world) []finding {
 		}
 	}
 	for _, x := range sorted(w.runs) {
-		if c := x.state.Completed; x.program != nil && c.GetReason() == sandbox.ReasonExited && read[x.agg.Sandbox] && starts[x.token] == 0 {
+		witnessed := read[x.agg.Sandbox] && !w.lostFiles(x.agg.Sandbox)
+		if c := x.state.Completed; x.program != nil && c.GetReason() == sandbox.ReasonExited && witnessed && starts[x.token] == 0 {
 			f.add(x.agg.Subject(), "it exited, and its program left no witness of its start")
 		}
 	}
 	return f
+}
+
+// lostFiles: the disk below the workspaces was full while the sandbox was there, so that what its programs wrote may be lost.
+func (w *world) lostFiles(id string) bool {
+	b := w.boxes[id]
+	if b == nil {
+		return false
+	}
+	for _, fault := range w.Faults {
+		if fault.Kind == evidence.FullWorkspace && fault.At.After(b.state.CreatedAt.Add(-w.settle)) && (b.state.EndedAt.IsZero() || fault.At.Before(b.state.EndedAt)) {
+			return true
+		}
+	}
+	return false
 }

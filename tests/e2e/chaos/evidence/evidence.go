@@ -160,6 +160,10 @@ type Sample struct {
 	Sandboxes []string `json:"sandboxes"`
 }
 
+// FullWorkspace is the kind of a fault that fills the disk below the workspaces. They are sparse: what a program has written
+// without asking for it to be on disk may be lost then, its line in the witness file too.
+const FullWorkspace = "full-workspace"
+
 // Fault is one that was made on purpose.
 type Fault struct {
 	At   time.Time `json:"at"`
