@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -180,4 +181,68 @@ func TestRequestsBehindOneAnother(t *testing.T) {
 		require.NoError(t, wire.Read(conn, &res), fmt.Sprint(i))
 		require.True(t, res.GetHello().GetAlive())
 	}
+}
+
+// timed remembers the last deadline of its writes.
+type timed struct {
+	net.Conn
+	deadline *atomic.Pointer[time.Time]
+}
+
+func (t timed) SetWriteDeadline(at time.Time) error {
+	t.deadline.Store(&at)
+	return t.Conn.SetWriteDeadline(at)
+}
+
+type timedListener struct {
+	net.Listener
+	deadline atomic.Pointer[time.Time]
+}
+
+func (l *timedListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return timed{c, &l.deadline}, nil
+}
+
+// Output may take as long as it likes, also on a connection that answered other calls before: their bounds are not its own.
+func TestOutputHasNoDeadline(t *testing.T) {
+	inner, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	require.NoError(t, err)
+	l := &timedListener{Listener: inner}
+	var during time.Time
+	h := &handler{hello: alive, attach: func(_ context.Context, send func(*toolboxv1.AttachEvent) error) error {
+		during = *l.deadline.Load()
+		return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: &toolboxv1.End{}}})
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, l, h) }()
+	var dials atomic.Int64
+	pool := client.NewPool(func(string) func(context.Context) (net.Conn, error) {
+		return func(ctx context.Context) (net.Conn, error) {
+			dials.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, "unix", inner.Addr().String())
+		}
+	})
+	t.Cleanup(func() {
+		pool.Close()
+		cancel()
+		require.NoError(t, <-served)
+	})
+	c := pool.Client("s1")
+	for range 2 {
+		_, err := c.Hello(t.Context(), &toolboxv1.Hello{})
+		require.NoError(t, err)
+		require.False(t, l.deadline.Load().IsZero(), "a reply has a bound")
+		s, err := c.Attach(t.Context(), &toolboxv1.Attach{})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		require.NoError(t, err)
+		s.Close()
+		require.True(t, during.IsZero(), "%v", during)
+	}
+	require.EqualValues(t, 1, dials.Load(), "all on one connection")
 }

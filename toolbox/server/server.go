@@ -210,6 +210,8 @@ func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 		next <- err == nil
 	}()
 	if a := req.GetAttach(); a != nil {
+		// That of an earlier reply on this connection would cut the output off.
+		conn.SetWriteDeadline(time.Time{})
 		if !s.attach(ctx, conn, a) {
 			// The end of the connection is how a caller learns of output that stopped without an End.
 			return false

@@ -40,6 +40,9 @@ func (x *run) follow(ctx context.Context, fresh bool) error {
 		var end *toolboxv1.End
 		var err error
 		pos, end, err = x.r.deps.Relay.Run(ctx, x.out, pos, x.attach)
+		if err != nil && ctx.Err() == nil {
+			x.r.log.Warn("the output of a command is taken up again", "exec", x.agg.ID, "chunk", pos.Chunk, "error", err)
+		}
 		var refused *client.Error
 		switch {
 		case err == nil:
