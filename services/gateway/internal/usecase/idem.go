@@ -71,7 +71,12 @@ func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string,
 		parts: []string{"idempotent", tenant, method, key}, digest: hex.EncodeToString(digest[:]),
 		name: tenant + "." + method + "." + hex.EncodeToString(hashed[:]),
 	}
-	_, err = kv.Create(ctx, c.name, encode(entry{Digest: c.digest}))
+	// One whose answer was lost is found the next time, as if somebody had come with it before, which is right: nothing says whether what
+	// is behind it has been begun.
+	err = again(ctx, func(ctx context.Context) error {
+		_, err := kv.Create(ctx, c.name, encode(entry{Digest: c.digest}))
+		return err
+	})
 	if err == nil {
 		return c, nil
 	}
@@ -148,7 +153,11 @@ func encode(e entry) []byte {
 
 func read(ctx context.Context, kv jetstream.KeyValue, c claim) (entry, uint64, error) {
 	var e entry
-	stored, err := kv.Get(ctx, c.name)
+	var stored jetstream.KeyValueEntry
+	err := again(ctx, func(ctx context.Context) (err error) {
+		stored, err = kv.Get(ctx, c.name)
+		return err
+	})
 	if err == nil {
 		err = json.Unmarshal(stored.Value(), &e)
 	}
@@ -163,7 +172,11 @@ func (u *UseCases) keys(ctx context.Context) (jetstream.KeyValue, error) {
 	if kv := u.idem.Load(); kv != nil {
 		return *kv, nil
 	}
-	kv, err := u.js.KeyValue(ctx, topology.BucketIdem)
+	var kv jetstream.KeyValue
+	err := again(ctx, func(ctx context.Context) (err error) {
+		kv, err = u.js.KeyValue(ctx, topology.BucketIdem)
+		return err
+	})
 	if err != nil {
 		return nil, unreachable(err)
 	}

@@ -253,7 +253,12 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 	m := nats.NewMsg(subj)
 	m.Data = data
 	telemetry.Inject(ctx, m.Header)
-	err = u.publish(ctx, m)
+	// The server stores what has the same id once.
+	id := jetstream.WithMsgID(ids.New())
+	err = again(ctx, func(ctx context.Context) error {
+		_, err := u.js.PublishMsg(ctx, m, id, jetstream.WithRetryAttempts(3))
+		return err
+	})
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):
 		return fault.New(fault.InvalidArgument, fault.ReasonTooLarge, "the request is larger than this deployment can carry").Because(err)
@@ -261,24 +266,6 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 		return unreachable(err)
 	}
 	return nil
-}
-
-// publishWait is how long the server's word is waited for before a command is published again: one that was under way when a connection
-// or a server broke is lost without a word.
-const publishWait = 2 * time.Second
-
-// publish repeats under one message id, which the server stores once, until it has an answer or ctx ends.
-func (u *UseCases) publish(ctx context.Context, m *nats.Msg) error {
-	id := ids.New()
-	for {
-		attempt, cancel := context.WithTimeout(ctx, publishWait)
-		_, err := u.js.PublishMsg(attempt, m, jetstream.WithMsgID(id), jetstream.WithRetryAttempts(3))
-		cancel()
-		silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
-		if !silent || ctx.Err() != nil {
-			return err
-		}
-	}
 }
 
 // nextMsg waits for an answer until ctx ends.
