@@ -43,18 +43,26 @@ func newProxies() *proxies {
 }
 
 func (p *proxies) open(from, to, upstream string) (*Link, error) {
-	listen, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	l := &Link{From: from, To: to}
-	l.proxy = toxiproxy.NewProxy(p.server, l.Name(), listen, upstream)
-	if err := l.proxy.Start(); err != nil {
-		return nil, fmt.Errorf("open link %s: %w", l.Name(), err)
+	// Somebody else may take the port between the look and the use.
+	for attempt := 0; ; attempt++ {
+		listen, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		l.proxy = toxiproxy.NewProxy(p.server, l.Name(), listen, upstream)
+		err = l.proxy.Start()
+		if err == nil {
+			p.all = append(p.all, l)
+			return l, nil
+		}
+		if attempt == openAttempts {
+			return nil, fmt.Errorf("open link %s: %w", l.Name(), err)
+		}
 	}
-	p.all = append(p.all, l)
-	return l, nil
 }
+
+const openAttempts = 10
 
 // Cut closes its connections and takes no new ones until Restore.
 func (l *Link) Cut() {
