@@ -78,7 +78,7 @@ func (p *Projection) evolve(ctx context.Context, agg subject.Aggregate, e envelo
 		k.exec, err = k.exec.Evolve(e)
 		return k, err
 	}
-	h, err := p.log.Load(ctx, agg)
+	h, err := eventlog.LoadUpTo(ctx, p.log, agg, e.Seq)
 	if err != nil {
 		return known{}, err
 	}

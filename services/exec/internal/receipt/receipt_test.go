@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -123,4 +124,46 @@ func TestReceiptsOfWhatTheLogHasLostArePutRight(t *testing.T) {
 	v := &commandsv1.ExecView{}
 	require.NoError(t, proto.Unmarshal(e.Value(), v))
 	require.Equal(t, sandbox.ExecRunning, v.GetState())
+}
+
+// late shows nothing of the log the first time, as a replica does that lags.
+type late struct {
+	eventlog.Log
+	shown bool
+}
+
+func (l *late) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History, error) {
+	if !l.shown {
+		l.shown = true
+		return eventlog.History{Aggregate: agg}, nil
+	}
+	return l.Log.Load(ctx, agg)
+}
+
+func TestReceiptHasTheWholePastAlsoWhereAReplicaLags(t *testing.T) {
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketExec)
+	require.NoError(t, err)
+	agg := subject.Exec("acme", ids.New(), ids.New())
+	p := New(&late{Log: log}, kv)
+	var tail eventlog.Tail
+	for _, b := range []proto.Message{
+		&eventsv1.ExecRequested{SandboxId: agg.Sandbox, ExecId: agg.ID, Spec: &eventsv1.ExecSpec{Command: "x"}},
+		&eventsv1.ExecStarted{SandboxId: agg.Sandbox, ExecId: agg.ID, Worker: "w1"},
+	} {
+		got, err := log.Append(t.Context(), agg, tail, sandbox.Events(sandbox.CommandMeta{ID: ids.New(), Tenant: "acme", Time: time.Now()}, b)...)
+		require.NoError(t, err)
+		tail = eventlog.History{Events: got}.Tail()
+		require.NoError(t, p.Apply(t.Context(), got[0]))
+	}
+	h, err := log.Load(t.Context(), agg)
+	require.NoError(t, err)
+	whole, err := sandbox.FoldExec(h)
+	require.NoError(t, err)
+	stored, err := kv.Get(t.Context(), Key(agg))
+	require.NoError(t, err)
+	v := &commandsv1.ExecView{}
+	require.NoError(t, proto.Unmarshal(stored.Value(), v))
+	require.True(t, proto.Equal(whole.View(), v), "%s", v)
 }

@@ -112,7 +112,7 @@ func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
 
 // load folds the history up to the log's present end. What cannot be understood is skipped: a view shows, it does not decide.
 func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) (sandbox.Sandbox, error) {
-	h, err := p.events.Load(ctx, agg)
+	h, err := eventlog.LoadUpTo(ctx, p.events, agg, e.Seq)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}

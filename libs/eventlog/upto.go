@@ -1,0 +1,38 @@
+package eventlog
+
+import (
+	"context"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
+)
+
+const (
+	lagAttempts = 10
+	firstLag    = 5 * time.Millisecond
+	maxLag      = 500 * time.Millisecond
+)
+
+// LoadUpTo loads a history that has the event at a sequence of the stream, which the caller has seen. A replica that lags answers a Load
+// with less, even with nothing: for a decision that is only a conflict more, for a view it would be a wrong past, so it is asked again.
+// fault.Unavailable where the event does not come within about 3 s, or is gone.
+func LoadUpTo(ctx context.Context, log Log, agg subject.Aggregate, seq uint64) (History, error) {
+	pause := firstLag
+	for range lagAttempts {
+		h, err := log.Load(ctx, agg)
+		if err != nil || h.Tail().Seq >= seq {
+			return h, err
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return History{}, Ended(ctx.Err())
+		}
+		pause = min(2*pause, maxLag)
+	}
+	return History{}, fault.Newf(fault.Unavailable, fault.ReasonLogUnavailable, "the log does not show event %d of %s yet; try again", seq, agg.Subject()).
+		WithRetry(time.Second)
+}
