@@ -42,6 +42,7 @@ func All() []Figure {
 		{"create", create},
 		{"output", output},
 		{"crowd", crowd},
+		{"neighbours", neighbours},
 		{"usage", readable},
 		{"log", appends},
 		{"replay", replay},
