@@ -48,7 +48,9 @@ func FuzzBodies(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		name := protoreflect.Name(strings.TrimSuffix(filepath.Base(file), ".binpb"))
+		// NAME.binpb, or NAME+FIELDS.binpb of a later version.
+		stem, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".binpb"), "+")
+		name := protoreflect.Name(stem)
 		i := slices.IndexFunc(types, func(mt protoreflect.MessageType) bool {
 			return mt.Descriptor().Name() == name && mt.Descriptor().ParentFile().Package() == "sandtrail.events.v1"
 		})
