@@ -34,8 +34,8 @@ quickstart: build ## Run the quickstart against a running `make up`, showing eac
 .PHONY: test
 test: ## Get what the tests need and run every one
 	@scripts/host-packages.sh
-	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/chaos$$')
-	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade ./tests/e2e/chaos
+	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/powerloss$$' -e '/tests/e2e/chaos$$')
+	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade ./tests/e2e/powerloss ./tests/e2e/chaos
 
 .PHONY: test-short
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built

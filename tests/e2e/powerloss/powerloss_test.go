@@ -325,7 +325,7 @@ func TestALossOfPowerLosesWhatNobodyFlushed(t *testing.T) {
 	r.goesOn()
 }
 
-func TestACaseOfThreeServersLosesNothing(t *testing.T) {
+func TestThreeServersLoseNothing(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		o    natsserver.Options
