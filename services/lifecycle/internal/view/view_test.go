@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -177,4 +178,40 @@ func TestViewsOfWhatTheLogHasLostArePutRight(t *testing.T) {
 	keys, err := kv.Keys(t.Context())
 	require.NoError(t, err)
 	require.Len(t, keys, len(kept), "nothing is left of sandboxes that the log does not know")
+}
+
+// lagging is a log whose first loads give none, one, two and so on of the events, as a replica does that lags.
+type lagging struct {
+	eventlog.Log
+	loads, done int
+}
+
+func (l *lagging) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History, error) {
+	h, err := l.Log.Load(ctx, agg)
+	if err == nil && l.done < l.loads {
+		h.Events = h.Events[:min(l.done, len(h.Events))]
+		l.done++
+	}
+	return h, err
+}
+
+func TestViewsAreWholeWhereReplicasLag(t *testing.T) {
+	f := natstest.Start(t)
+	log := jslog.New(f.JS)
+	kv, err := f.JS.KeyValue(t.Context(), topology.BucketSandbox)
+	require.NoError(t, err)
+	want := live(t, log, 2)
+	for loads := range 6 {
+		for key := range want {
+			require.NoError(t, kv.Purge(t.Context(), key))
+			_, id, _ := strings.Cut(key, ".")
+			h, err := log.Load(t.Context(), subject.Sandbox("acme", id))
+			require.NoError(t, err)
+			// The last event alone, as a service that has just begun hears of it: nothing comes that would put it right later.
+			p, err := view.New(t.Context(), f.JS, &lagging{Log: log, loads: loads}, slog.New(slog.DiscardHandler))
+			require.NoError(t, err)
+			require.NoError(t, p.Apply(t.Context(), h.Events[len(h.Events)-1]))
+		}
+		require.True(t, stored(t, kv, want), "behind %d loads that lag", loads)
+	}
 }
