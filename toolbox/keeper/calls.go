@@ -166,8 +166,8 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 	if err != nil {
 		return err
 	}
-	defer reader.Close()
-	p.first.Close()
+	defer p.leave(reader)
+	p.arrive()
 	pooled := buffers.Get().(*[]byte)
 	defer buffers.Put(pooled)
 	for buf := *pooled; ; {
@@ -192,6 +192,35 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 			// The program writes faster than it is read: larger pieces cost less. Most programs never get here.
 			buf = make([]byte, floodBytes)
 		}
+	}
+}
+
+// leave lets go of a reader. While the program runs it holds its place for a moment: a caller that was cut off comes back, and what a
+// fast program wrote until then would be lost.
+func (p *program) leave(r *spool.Reader) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.done:
+		r.Close()
+		return
+	default:
+	}
+	if p.place != nil {
+		p.place.Close()
+	}
+	p.place = r
+	time.AfterFunc(nextAttach, r.Close)
+}
+
+// arrive lets go of the places that are held for a caller, who is here now.
+func (p *program) arrive() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.first.Close()
+	if p.place != nil {
+		p.place.Close()
+		p.place = nil
 	}
 }
 

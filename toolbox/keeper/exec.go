@@ -35,6 +35,8 @@ const (
 	timeoutGrace = 2 * time.Second
 	// firstAttach is how long a program is held back for a caller that has yet to attach.
 	firstAttach = 5 * time.Second
+	// nextAttach is the same for a caller whose connection was cut.
+	nextAttach = 5 * time.Second
 	// firstTag is the group of the first exec. Each gets one of its own that its programs cannot leave.
 	firstTag = 0x60000000
 )
@@ -62,6 +64,8 @@ type program struct {
 	first *spool.Reader
 
 	mu sync.Mutex
+	// place is the last reader that left, until another comes or its time is over.
+	place *spool.Reader
 	// reason is why the tree is being ended; ending closes when none of it is left.
 	reason string
 	ending chan struct{}
@@ -207,7 +211,7 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	}
 	p.end = end
 	p.spool.End()
-	p.first.Close()
+	p.arrive()
 	close(p.done)
 	k.ended(p)
 }

@@ -100,3 +100,58 @@ func TestTenThousandAttachesLeaveNothing(t *testing.T) {
 	t.Logf("%d descriptors, %d KiB resident, %d before", descriptors(t, b.PID()), after, before)
 	require.Less(t, after, before+4<<10)
 }
+
+// A caller that was cut off in the middle of a flood and comes back finds everything: the program waits for it, and not for ever.
+func TestAFloodWaitsForItsReaderToComeBack(t *testing.T) {
+	b := keepertest.Start(t)
+	const total = 40 << 20 // ten times what is kept
+	id := keepertest.NewID()
+	_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: id, Argv: []string{"sh", "-c", "dd if=/dev/zero bs=65536 count=640 2>/dev/null"}})
+	require.NoError(t, err)
+	written := func() uint64 {
+		l, err := b.List(t.Context(), &toolboxv1.List{})
+		require.NoError(t, err)
+		return l.Execs[0].StdoutBytes
+	}
+	at := uint64(0)
+	for range 5 {
+		s, err := b.Attach(t.Context(), &toolboxv1.Attach{ExecId: id, StdoutOffset: at})
+		require.NoError(t, err)
+		for from := at; at < from+1<<20; {
+			e, err := s.Recv()
+			require.NoError(t, err)
+			require.Nil(t, e.GetSkip(), "bytes are missing")
+			require.Equal(t, at, e.GetData().GetOffset())
+			at += uint64(len(e.GetData().GetData()))
+		}
+		s.Close()
+		// It goes on as far as it may, and there it waits.
+		last := uint64(0)
+		require.Eventually(t, func() bool { before := last; last = written(); return last == before && last > at }, 4*time.Second, 50*time.Millisecond)
+		require.Less(t, last, at+4<<20)
+	}
+	o := b.Follow(t, id, at, 0)
+	require.Zero(t, o.Skipped)
+	require.EqualValues(t, total, at+uint64(len(o.Stdout)))
+	require.Zero(t, o.End.Stdout.DroppedBytes)
+
+	// Nobody comes back.
+	id = keepertest.NewID()
+	_, err = b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: id, Argv: []string{"sh", "-c", "dd if=/dev/zero bs=65536 count=640 2>/dev/null"}})
+	require.NoError(t, err)
+	s, err := b.Attach(t.Context(), &toolboxv1.Attach{ExecId: id})
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.NoError(t, err)
+	s.Close()
+	require.Eventually(t, func() bool {
+		l, err := b.List(t.Context(), &toolboxv1.List{})
+		require.NoError(t, err)
+		for _, x := range l.Execs {
+			if x.ExecId == id {
+				return x.End != nil
+			}
+		}
+		return false
+	}, 60*time.Second, 50*time.Millisecond)
+}
