@@ -36,6 +36,8 @@ type attack struct {
 	says string
 	// slower is how many times its usual time a neighbour may take meanwhile; 0 is twice.
 	slower time.Duration
+	// limit is what the end of the exec names, to its caller and in its receipt; empty: not checked.
+	limit string
 	// survives: the sandbox goes on afterwards. Where it is out of memory it may end instead.
 	survives bool
 }
@@ -45,7 +47,7 @@ var attacks = map[string]attack{
 import os
 while True:
     try: os.fork()
-    except OSError: pass`, memory: 1 << 30, survives: true},
+    except OSError: pass`, memory: 1 << 30, limit: "pids", survives: true},
 	"memory": {python: `
 held = []
 while True: held.append(b"x" * (1 << 20))`},
@@ -124,6 +126,16 @@ func TestAttackMeetsItsLimitAndLeavesNeighboursAlone(t *testing.T) {
 					require.NotZero(t, r.Completed.GetExitCode(), "what was ended is no success")
 				}
 				t.Logf("ended as %s with %d: %s", r.Completed.GetReason(), r.Completed.GetExitCode(), r.Completed.GetMessage())
+			}
+			if a.limit != "" {
+				var met []string
+				for _, hit := range r.Completed.GetLimits() {
+					met = append(met, hit.GetLimit())
+				}
+				require.Contains(t, met, a.limit)
+				got, err := s.API.GetExec(t.Context(), &computev1.GetExecRequest{ExecId: r.Completed.GetExecId()})
+				require.NoError(t, err)
+				require.Equal(t, len(met), len(got.GetCompleted().GetLimits()))
 			}
 			if a.says != "" {
 				require.Equal(t, a.says+"\n", string(r.Stdout), "%s", r.Stderr)
