@@ -114,6 +114,9 @@ func connect(r *rig.Rig) (*nats.Conn, jetstream.JetStream, error) {
 
 // collect waits until everything agrees, and takes all that is left. It is saved beside the journal.
 func (r *run) collect(ctx context.Context) (evidence.Evidence, error) {
+	if err := r.rig.Find(ctx); err != nil {
+		return evidence.Evidence{}, err
+	}
 	nc, js, err := connect(r.rig)
 	if err != nil {
 		return evidence.Evidence{}, err

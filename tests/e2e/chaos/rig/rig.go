@@ -154,17 +154,31 @@ func (r *Rig) startUp(ctx context.Context) error {
 	if err := r.spawn(UpProcess, func() *exec.Cmd { return exec.Command(filepath.Join(r.Bin, "sandtrail"), args...) }); err != nil {
 		return err
 	}
+	return r.Find(ctx)
+}
+
+// Find learns where ClickHouse listens: `up` may take another port each time that it starts.
+func (r *Rig) Find(ctx context.Context) error {
+	if r.Form != AllInOne {
+		return nil
+	}
 	return r.await(ctx, "the addresses", func(context.Context) error {
 		var a struct {
+			PID            int
 			ClickHouseHTTP string `json:"clickhouse_http"`
 		}
 		data, err := os.ReadFile(filepath.Join(r.State, "up.json"))
 		if err != nil {
 			return err
 		}
-		err = json.Unmarshal(data, &a)
+		if err := json.Unmarshal(data, &a); err != nil {
+			return err
+		}
+		if a.PID != r.Process(UpProcess).PID() {
+			return errors.New("they are an earlier one's")
+		}
 		r.ClickHouseURL = a.ClickHouseHTTP
-		return err
+		return nil
 	})
 }
 
