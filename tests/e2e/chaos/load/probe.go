@@ -16,7 +16,7 @@ import (
 
 // Probe asks whether the system works: an exec in a sandbox that is there, and a create.
 type Probe struct {
-	seed   uint64
+	seed uint64
 	// name is its tenant too: one probe must not take another's places.
 	name   string
 	client *Client
