@@ -59,22 +59,22 @@ func UnknownKind() error {
 	return fault.New(fault.FailedPrecondition, CauseUnknownKind, "this version does not know what the message asks for; run a newer one and redrive")
 }
 
-// Panic is the error of a handler that panicked.
-type Panic struct {
+// PanicError is the error of a handler that panicked.
+type PanicError struct {
 	// kind is the type of what it panicked with. Its text may hold anything, but for those of the Go runtime.
 	kind, text, site string
 }
 
 // Caught is what a deferred function recovered. It must be called from there: the stack tells where the panic was.
-func Caught(p any) *Panic {
-	c := &Panic{kind: fmt.Sprintf("%T", p), site: panicked()}
+func Caught(p any) *PanicError {
+	c := &PanicError{kind: fmt.Sprintf("%T", p), site: panicked()}
 	if e, ok := p.(runtime.Error); ok {
 		c.text = e.Error()
 	}
 	return c
 }
 
-func (p *Panic) Error() string {
+func (p *PanicError) Error() string {
 	what := "handler panicked with a " + p.kind
 	if p.text != "" {
 		what = "handler panicked: " + p.text
@@ -106,7 +106,7 @@ func panicked() string {
 func Explain(err error) (code fault.Code, reason fault.Reason, sentence string) {
 	var (
 		f *fault.Error
-		p *Panic
+		p *PanicError
 	)
 	switch {
 	case errors.As(err, &p):

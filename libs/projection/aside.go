@@ -50,7 +50,7 @@ func (r *Runner) failed(ctx context.Context, m feed.Message, err error) error {
 		*f = failing{seq: m.Seq}
 	}
 	f.attempts++
-	var crashed *dlq.Panic
+	var crashed *dlq.PanicError
 	if errors.As(err, &crashed) {
 		f.panics++
 	}

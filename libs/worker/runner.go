@@ -162,7 +162,7 @@ func (r *runner) process(d *delivery) {
 	r.metrics.seconds.Observe(time.Since(start).Seconds())
 	var (
 		bad     *poison
-		crashed *dlq.Panic
+		crashed *dlq.PanicError
 	)
 	switch {
 	case err == nil:

@@ -20,7 +20,7 @@ func FuzzCounters(f *testing.F) {
 		}
 		file, err := os.CreateTemp(dir, "stat")
 		require.NoError(t, err)
-		defer os.Remove(file.Name())
+		defer func() { _ = os.Remove(file.Name()) }()
 		_, err = file.Write(data)
 		require.NoError(t, err)
 		require.NoError(t, file.Close())

@@ -41,7 +41,7 @@ func (u *unusable) fault() *fault.Error {
 func dead(err error, panics *int) (reason string, cause error) {
 	var (
 		bad     *unusable
-		crashed *dlq.Panic
+		crashed *dlq.PanicError
 	)
 	switch {
 	case errors.As(err, &bad):

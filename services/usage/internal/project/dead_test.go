@@ -89,7 +89,7 @@ func TestAnEventThatPanicsIsSetAsideAndBilledOnceItIsRedriven(t *testing.T) {
 	for _, l := range letters {
 		require.Equal(t, dlq.ReasonPanic, l.Reason)
 		require.Equal(t, dlq.MaxPanics, l.Attempts)
-		require.True(t, strings.Contains(l.Error, "owners.go"), l.Error)
+		require.Contains(t, l.Error, "owners.go")
 	}
 
 	// A redrive has its own place for owners, as a program without the mistake would. Twice is once.
