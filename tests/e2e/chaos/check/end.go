@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
@@ -82,7 +83,6 @@ func (x *run) own(c *eventsv1.ExecCompleted) bool {
 // unexplained says why an end cannot have been; empty where it can.
 func (w *world) unexplained(x *run, c *eventsv1.ExecCompleted, ran bool) string {
 	killed := c.GetSignal() != 0 && c.GetExitCode() == ofSignal+c.GetSignal() || x.own(c)
-	box := w.boxes[x.agg.Sandbox]
 	switch c.GetReason() {
 	case sandbox.ReasonExited:
 		if c.GetSignal() != 0 || !x.own(c) {
@@ -115,7 +115,7 @@ func (w *world) unexplained(x *run, c *eventsv1.ExecCompleted, ran bool) string 
 			return "that is not the code of a program that cannot be started"
 		}
 	case sandbox.ReasonSandboxDestroyed:
-		if box == nil || box.state.DestroyingAt.IsZero() || box.state.DestroyingAt.After(x.state.EndedAt) {
+		if !w.destroyedBefore(x) {
 			return "its sandbox was not being destroyed"
 		}
 		if ran && !killed {
@@ -139,4 +139,13 @@ func (w *world) signalled(x *run, signal int32) bool {
 		}
 	}
 	return false
+}
+
+// destroyedBefore: the end of its sandbox was decided before its own end, by the order of the log: clocks may be set back.
+func (w *world) destroyedBefore(x *run) bool {
+	b := w.boxes[x.agg.Sandbox]
+	return b != nil && slices.ContainsFunc(b.events, func(e envelope.Recorded) bool {
+		_, decided := e.Body.(*eventsv1.SandboxDestroying)
+		return decided && e.Seq < x.state.LastSeq
+	})
 }
