@@ -135,7 +135,7 @@ func TestAttackMeetsItsLimitAndLeavesNeighboursAlone(t *testing.T) {
 				require.Contains(t, met, a.limit)
 				got, err := s.API.GetExec(t.Context(), &computev1.GetExecRequest{ExecId: r.Completed.GetExecId()})
 				require.NoError(t, err)
-				require.Equal(t, len(met), len(got.GetCompleted().GetLimits()))
+				require.Len(t, got.GetCompleted().GetLimits(), len(met))
 			}
 			if a.says != "" {
 				require.Equal(t, a.says+"\n", string(r.Stdout), "%s", r.Stderr)

@@ -41,14 +41,14 @@ func serve(options string) error {
 		return err
 	}
 	defer s.Shutdown()
-	fmt.Println(s.URL())
+	fmt.Fprintln(os.Stdout, s.URL())
 	// Each line asks for a flush and is answered when it is done; who asks ends this process by SIGKILL.
 	asked := bufio.NewScanner(os.Stdin)
 	for asked.Scan() {
 		if err := s.Flush(); err != nil {
 			return err
 		}
-		fmt.Println("flushed")
+		fmt.Fprintln(os.Stdout, "flushed")
 	}
 	select {}
 }

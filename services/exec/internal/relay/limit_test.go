@@ -142,7 +142,8 @@ func requireKept(t require.TestingT, name string, wrote []byte, limit uint64, go
 	require.Equal(t, total-uint64(len(want)), out.GetDroppedBytes(), name)
 	require.Len(t, out.GetGaps(), len(missing))
 	for i, g := range missing {
-		require.Equal(t, g, [2]uint64{out.GetGaps()[i].GetFrom(), out.GetGaps()[i].GetTo()})
+		gap := out.GetGaps()[i]
+		require.Equal(t, [2]uint64{gap.GetFrom(), gap.GetTo()}, g)
 	}
 	sum := sha256.Sum256(want)
 	require.Equal(t, sum[:], out.GetSha256(), name)
@@ -158,7 +159,7 @@ func TestOverTheLimitHeadAndTailAreKept(t *testing.T) {
 		x := Exec{ID: ids.New(), Limit: limit}
 		x.Subject = "out.acme.s1." + x.ID
 		b := newBox(dir, 0)
-		defer b.Remove() //nolint:errcheck // a temporary directory
+		defer b.Remove()
 		wrote := map[uint32][]byte{}
 		for _, s := range streams {
 			around := int(limit) + rapid.IntRange(-2000, 3_000_000).Draw(rt, "bytes")
@@ -190,7 +191,7 @@ func TestOverTheLimitHeadAndTailAreKept(t *testing.T) {
 				// Stopped by the n-th chunk it stores, wherever that is.
 				sub, err := js.Conn().Subscribe("live."+x.Subject, countdown(stopAt[0], cancel))
 				require.NoError(rt, err)
-				defer sub.Unsubscribe() //nolint:errcheck // the connection outlives the test
+				defer sub.Unsubscribe()
 				stopAt = stopAt[1:]
 			}
 			at, err := r.Position(t.Context(), x)
@@ -218,7 +219,7 @@ func TestFloodOverTheLimitCostsNothing(t *testing.T) {
 	js, _ := broker(t)
 	const limit, total = 4 << 20, 2 << 30
 	b := newBox(t.TempDir(), 0)
-	defer b.Remove() //nolint:errcheck // a temporary directory
+	defer b.Remove()
 	passed := make(chan uint32, 10)
 	x := testExec
 	x.Limit, x.Passed = limit, func(s uint32) { passed <- s }
@@ -265,7 +266,7 @@ func TestFloodOverTheLimitCostsNothing(t *testing.T) {
 func TestTheOtherStreamStaysWhole(t *testing.T) {
 	js, _ := broker(t)
 	b := newBox(t.TempDir(), 1<<20)
-	defer b.Remove() //nolint:errcheck // a temporary directory
+	defer b.Remove()
 	x := testExec
 	x.Limit = 3 << 20
 	want := pattern(3<<20, 7)
@@ -302,7 +303,7 @@ func TestToolboxGoneBeforeTheTail(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			js, _ := broker(t)
 			b := newBox(t.TempDir(), 0)
-			defer b.Remove() //nolint:errcheck // a temporary directory
+			defer b.Remove()
 			b.refuse = func(n int) bool { return n == 3 || n > 3 && !c.back }
 			x := testExec
 			x.Limit = 1000

@@ -28,7 +28,7 @@ func FuzzQuantity(f *testing.F) {
 		exact.Mul(exact, new(big.Rat).SetInt64(suffixes[s[len(number):]]))
 		got := new(big.Rat).SetInt(new(big.Int).SetUint64(n))
 		require.GreaterOrEqual(t, got.Cmp(exact), 0, "%q", s)
-		require.Less(t, new(big.Rat).Sub(got, exact).Cmp(big.NewRat(1, 1)), 0, "%q", s)
+		require.Negative(t, new(big.Rat).Sub(got, exact).Cmp(big.NewRat(1, 1)), "%q", s)
 	})
 }
 

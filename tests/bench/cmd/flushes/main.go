@@ -154,7 +154,11 @@ func withLog(ctx context.Context, below string, servers int, o natsserver.Option
 		if err == nil {
 			return do(jslog.New(js))
 		}
-		time.Sleep(100 * time.Millisecond)
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return err
 }

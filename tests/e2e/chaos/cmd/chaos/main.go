@@ -26,7 +26,7 @@ func main() {
 	s, err := chaos.Run(ctx, options())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
-		os.Exit(2) //nolint:gocritic // nothing is left to be deferred
+		os.Exit(2)
 	}
 	fmt.Print("\n", s)
 	if !s.OK() {
