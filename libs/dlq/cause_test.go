@@ -46,8 +46,10 @@ func TestWhatAnOperatorIsTold(t *testing.T) {
 		says   string
 	}{
 		"protobuf": {dlq.Undecodable("a SandboxCommand", proto.Unmarshal([]byte(secret), &eventsv1.Letter{})), dlq.CauseUndecodable, "the message is not a SandboxCommand: its bytes are no protobuf of that type"},
-		"index": {caught(func() { _ = none[len(secret)] }), dlq.CausePanic,
-			"handler panicked: runtime error: index out of range [7] with length 0 at dlq_test.TestWhatAnOperatorIsTold.func"},
+		"index": {
+			caught(func() { _ = none[len(secret)] }), dlq.CausePanic,
+			"handler panicked: runtime error: index out of range [7] with length 0 at dlq_test.TestWhatAnOperatorIsTold.func",
+		},
 		"nil":           {caught(func() { _ = *(*int)(nil) }), dlq.CausePanic, "nil pointer dereference at dlq_test.TestWhatAnOperatorIsTold.func"},
 		"own panic":     {caught(func() { panic(secret) }), dlq.CausePanic, "handler panicked with a string at dlq_test.TestWhatAnOperatorIsTold.func"},
 		"own error":     {caught(func() { panic(errors.New(secret)) }), dlq.CausePanic, "handler panicked with a *errors.errorString at "},

@@ -86,8 +86,10 @@ const streamMemory = 64 << 20
 
 // New puts the use cases together. base ends when the gateway stops.
 func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
-	u := &UseCases{nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{},
-		memory: stored.NewMemory(streamMemory)}
+	u := &UseCases{
+		nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{},
+		memory: stored.NewMemory(streamMemory),
+	}
 	u.hints.ready = map[subject.Aggregate]hint{}
 	if err := u.hints.follow(base, nc); err != nil {
 		logger.WarnContext(base, "sandboxes are remembered as ready for some seconds after their end", "error", err)
