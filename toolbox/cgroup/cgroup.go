@@ -149,7 +149,8 @@ func (g *Group) Create(l Limits) error {
 	}
 }
 
-const createTries = 5
+// createTries: each costs three calls of the kernel, and only somebody who removes groups without a pause needs more than two.
+const createTries = 1000
 
 func (g *Group) create(l Limits) error {
 	if g.unified {

@@ -10,10 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 	"github.com/sandtrail/sandtrail/tests/e2e/stack"
+	toolbox "github.com/sandtrail/sandtrail/toolbox/client"
 )
 
 // finish attaches again and again behind what was seen, until the end of the exec or an answer that no further call changes.
@@ -48,6 +50,19 @@ func process(t *testing.T, s *stack.Stack, sandbox, role string) int {
 	return h.Found[i].PID
 }
 
+// ended waits until a program has ended that no service reads.
+func ended(t *testing.T, s *stack.Stack, sandbox, exec string) {
+	t.Helper()
+	keeper := toolbox.New(toolbox.KeeperDialer(s.State, sandbox), "")
+	require.Eventually(t, func() bool {
+		list, err := keeper.List(t.Context(), &toolboxv1.List{})
+		require.NoError(t, err)
+		i := slices.IndexFunc(list.GetExecs(), func(x *toolboxv1.ExecState) bool { return x.GetExecId() == exec })
+		require.GreaterOrEqual(t, i, 0, "its keeper does not know it")
+		return list.GetExecs()[i].GetEnd() != nil
+	}, time.Minute, 50*time.Millisecond)
+}
+
 func TestRunWithKilledProcessesHasNoViolation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: runs real sandboxes and ClickHouse")
@@ -70,8 +85,10 @@ func TestRunWithKilledProcessesHasNoViolation(t *testing.T) {
 	require.NoError(t, syscall.Kill(process(t, s, boxes[0], evidence.RoleSentry), syscall.SIGKILL))
 	require.NoError(t, syscall.Kill(process(t, s, boxes[1], evidence.RoleKeeper), syscall.SIGKILL))
 	// More than is kept while nobody reads it: a part of it is dropped, and told.
-	begun = append(begun, c.exec(boxes[2], "", journal.Program{Token: "flood", StdoutLines: 1600, Width: 32 << 10}, 1))
+	flood := c.exec(boxes[2], "", journal.Program{Token: "flood", StdoutLines: 1600, Width: 32 << 10}, 1)
+	begun = append(begun, flood)
 	s.Kill("exec")
+	ended(t, s, boxes[2], flood.Exec)
 	for _, service := range []string{"lifecycle", "usage", "gateway"} {
 		s.Kill(service)
 		s.Respawn(service)
