@@ -35,11 +35,22 @@ const recheck = 2 * time.Second
 // startAttempts bounds the starts of one sandbox where a later one may help. The driver has its own, shorter attempts.
 const startAttempts = 4
 
+// The command comes behind the event that asks for the sandbox, which a replica of the log that lags does not show yet: set aside at
+// once, the sandbox would never start.
+const (
+	lagAttempts = 6
+	lagPause    = 500 * time.Millisecond
+)
+
 // materialise makes the sandbox, or finishes what an earlier attempt began.
 func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Meta, sealedEnv []byte, attempt int) error {
 	switch {
 	case !s.Exists():
-		return worker.Poison(fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested"))
+		never := fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested")
+		if attempt < lagAttempts {
+			return worker.RetryAfter(lagPause, never)
+		}
+		return worker.Poison(never)
 	case s.State == sandbox.Ready:
 		return nil
 	case s.State == sandbox.Failed:
