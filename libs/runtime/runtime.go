@@ -22,6 +22,9 @@ type Spec struct {
 	CPUMillis      uint32
 	MemoryBytes    uint64
 	PIDs           uint32
+	// MaxRuntime is when the log ends the sandbox, counted from its request; 0 is never. A driver may end it by itself some time
+	// later, should nobody have come.
+	MaxRuntime time.Duration
 }
 
 // Phase is a part of a start and how long it took.

@@ -251,6 +251,7 @@ func spec(s sandbox.Sandbox, env map[string]string) runtime.Spec {
 		ID: s.ID, Tenant: s.Tenant, Image: s.Image, Hostname: Hostname(s.ID), Env: maps.Clone(env),
 		MountPath: s.Workspace.GetMountPath(), WorkspaceBytes: s.Workspace.GetSizeBytes(),
 		CPUMillis: s.Limits.GetCpuMillis(), MemoryBytes: s.Limits.GetMemoryBytes(), PIDs: s.Limits.GetPids(),
+		MaxRuntime: time.Duration(s.Limits.GetMaxRuntimeMs()) * time.Millisecond, //nolint:gosec // bounded by the scheduler
 	}
 }
 
