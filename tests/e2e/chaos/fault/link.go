@@ -70,7 +70,7 @@ func toxic(l *rig.Link, hold time.Duration, toxics ...rig.Toxic) Fault {
 			}
 			return errors.Join(errs...)
 		},
-		heal: func(ctx context.Context) error { l.Clean(ctx); return nil },
+		heal: l.Clean,
 	}
 }
 

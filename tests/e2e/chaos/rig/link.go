@@ -9,26 +9,33 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/rs/zerolog"
 )
 
-// Link is one way between two parts of the system, through a proxy.
+// Link is one way between two parts of the system, through a proxy. Its address is its own: the proxy behind it is replaced when it hangs,
+// which toxiproxy does now and then when a toxic is changed while a connection's other end does not read.
 type Link struct {
 	// From and To name its ends: a service, a NATS node, "client", "clickhouse".
 	From, To string
 
+	server *toxiproxy.ApiServer
+	addr   string
+	to     string
+
 	mu    sync.Mutex
-	proxy *toxiproxy.Proxy
 	cut   bool
+	proxy *toxiproxy.Proxy
+	front *front
 }
 
 // Name tells links apart.
 func (l *Link) Name() string { return l.From + ">" + l.To }
 
 // Addr is where From connects to.
-func (l *Link) Addr() string { return l.proxy.Listen }
+func (l *Link) Addr() string { return l.addr }
 
 // proxies are the links of a rig.
 type proxies struct {
@@ -43,15 +50,10 @@ func newProxies() *proxies {
 }
 
 func (p *proxies) open(from, to, upstream string) (*Link, error) {
-	l := &Link{From: from, To: to}
+	l := &Link{From: from, To: to, to: upstream, server: p.server}
 	// Somebody else may take the port between the look and the use.
 	for attempt := 0; ; attempt++ {
-		listen, err := freePort()
-		if err != nil {
-			return nil, err
-		}
-		l.proxy = toxiproxy.NewProxy(p.server, l.Name(), listen, upstream)
-		err = l.proxy.Start()
+		err := l.open()
 		if err == nil {
 			p.all = append(p.all, l)
 			return l, nil
@@ -64,13 +66,36 @@ func (p *proxies) open(from, to, upstream string) (*Link, error) {
 
 const openAttempts = 10
 
+func (l *Link) open() error {
+	if err := l.renew(); err != nil {
+		return err
+	}
+	addr, err := freePort()
+	if err != nil {
+		return err
+	}
+	l.addr = addr
+	l.front, err = listen(addr, l.proxy.Listen)
+	return err
+}
+
+// renew puts a new proxy in place of the link's.
+func (l *Link) renew() error {
+	addr, err := freePort()
+	if err != nil {
+		return err
+	}
+	l.proxy = toxiproxy.NewProxy(l.server, l.Name(), addr, l.to)
+	return l.proxy.Start()
+}
+
 // Cut closes its connections and takes no new ones until Restore.
 func (l *Link) Cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.cut {
 		l.cut = true
-		l.proxy.Stop()
+		l.front.close()
 	}
 }
 
@@ -81,12 +106,40 @@ func (l *Link) Restore() error {
 	if !l.cut {
 		return nil
 	}
-	if err := l.proxy.Start(); err != nil {
+	return l.restore()
+}
+
+func (l *Link) restore() error {
+	f, err := listen(l.addr, l.proxy.Listen)
+	if err != nil {
 		return fmt.Errorf("restore link %s: %w", l.Name(), err)
 	}
-	l.cut = false
+	l.front, l.cut = f, false
 	return nil
 }
+
+// change has the proxy do what may hang. Then its connections are cut, and another proxy, without toxics, takes its place.
+func (l *Link) change(do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(hangs):
+	}
+	if err := l.renew(); err != nil {
+		return fmt.Errorf("renew link %s: %w", l.Name(), err)
+	}
+	if l.cut {
+		return nil
+	}
+	l.front.close()
+	return l.restore()
+}
+
+// hangs is when a change of a proxy's toxics counts as one that never ends. It takes microseconds otherwise, or as long as the toxics
+// that it ends delay what is on its way.
+const hangs = 3 * time.Second
 
 // Direction of what flows on a link.
 type Direction string
@@ -115,17 +168,24 @@ func (l *Link) Add(t Toxic) error {
 	if err != nil {
 		return err
 	}
-	if _, err := l.proxy.Toxics.AddToxicJson(bytes.NewReader(body)); err != nil {
-		return fmt.Errorf("put %s on link %s: %w", t.Name, l.Name(), err)
-	}
-	return nil
+	toxics := l.proxy.Toxics
+	return l.change(func() error {
+		if _, err := toxics.AddToxicJson(bytes.NewReader(body)); err != nil {
+			return fmt.Errorf("put %s on link %s: %w", t.Name, l.Name(), err)
+		}
+		return nil
+	})
 }
 
 // Clean takes every toxic away.
-func (l *Link) Clean(ctx context.Context) {
+func (l *Link) Clean(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.proxy.Toxics.ResetToxics(ctx)
+	toxics := l.proxy.Toxics
+	return l.change(func() error {
+		toxics.ResetToxics(ctx)
+		return nil
+	})
 }
 
 func (p *proxies) close() {
