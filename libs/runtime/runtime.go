@@ -39,6 +39,19 @@ type Created struct {
 	ImageDigest string
 	Warm        bool
 	Phases      []Phase
+	// Endpoint is where its agent answers; nil where a keeper does, on its socket below the worker's state directory.
+	Endpoint *Endpoint
+}
+
+// Endpoint is an agent's address, and what tells it from another one that has the address later.
+type Endpoint struct {
+	// Address is host:port.
+	Address string
+	// Runtime and UID are the name and the uid that the cluster gave it.
+	Runtime string
+	UID     string
+	// KeySHA256 is the digest of the public key that the agent made at its start; empty: callers take any.
+	KeySHA256 []byte
 }
 
 // Status of a sandbox as the driver observes it.

@@ -54,6 +54,8 @@ type MarkReady struct {
 	ImageDigest string
 	Warm        bool
 	Phases      []*eventsv1.Phase
+	// Endpoint is nil where a keeper answers.
+	Endpoint *eventsv1.Endpoint
 }
 
 // Fail says that it did not become ready or ended by itself. On a sandbox that is over or being destroyed it decides nothing.
@@ -193,6 +195,7 @@ func (c MarkReady) decide(s Sandbox) ([]proto.Message, error) {
 		ImageDigest: c.ImageDigest,
 		Warm:        c.Warm,
 		Phases:      c.Phases,
+		Endpoint:    c.Endpoint,
 	})
 }
 

@@ -89,9 +89,10 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		s.Worker = b.GetPlacement().GetWorker()
 	case *eventsv1.SandboxStarting:
 		s.Worker, s.Attempt, s.StartingAt = b.GetWorker(), b.GetAttempt(), e.Time
+		s.Endpoint = nil
 	case *eventsv1.SandboxReady:
 		s.Worker, s.RuntimeID = b.GetWorker(), b.GetRuntimeId()
-		s.Hostname, s.ImageDigest = b.GetHostname(), b.GetImageDigest()
+		s.Hostname, s.ImageDigest, s.Endpoint = b.GetHostname(), b.GetImageDigest(), b.GetEndpoint()
 		s.RunningSince = e.Time
 		if s.ReadyAt.IsZero() {
 			s.ReadyAt = e.Time
@@ -103,7 +104,7 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 	case *eventsv1.SandboxStopped:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 		s.PastUsage, s.PastUptime = s.Usage, s.Uptime
-		s.RunningSince = time.Time{}
+		s.RunningSince, s.Endpoint = time.Time{}, nil
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:
@@ -113,7 +114,7 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		}
 	case *eventsv1.SandboxDestroyed:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
-		s.DeleteAfter, s.RunningSince = timeOf(b.GetWorkspaceDeleteAfter()), time.Time{}
+		s.DeleteAfter, s.RunningSince, s.Endpoint = timeOf(b.GetWorkspaceDeleteAfter()), time.Time{}, nil
 		if s.EndedAt.IsZero() {
 			s.EndedAt = e.Time
 		}

@@ -67,7 +67,7 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	case 2:
 		return id, sandbox.Start{Worker: worker, Attempt: rapid.Uint32Range(0, 3).Draw(t, "attempt")}
 	case 3:
-		return id, sandbox.MarkReady{Worker: worker, RuntimeID: "r"}
+		return id, sandbox.MarkReady{Worker: worker, RuntimeID: "r", Endpoint: genEndpoint(t)}
 	case 4:
 		return id, sandbox.Fail{At: at, Reason: fault.ReasonRuntimeFailed, Usage: genUsage(t)}
 	case 5:
@@ -80,6 +80,16 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.MarkDestroyed{At: at, Usage: genUsage(t), DeleteAfter: at.Add(time.Hour)}
 	}
 	return id, sandbox.SampleUsage{At: at, Usage: genUsage(t)}
+}
+
+// genEndpoint is that of a keeper or of an agent.
+func genEndpoint(t *rapid.T) *eventsv1.Endpoint {
+	if rapid.Bool().Draw(t, "keeper") {
+		return nil
+	}
+	return &eventsv1.Endpoint{
+		Address: "10.0.0.1:7070", Runtime: "sandbox-1", Uid: rapid.SampledFrom([]string{"u1", "u2"}).Draw(t, "uid"), KeySha256: []byte{1},
+	}
 }
 
 // next says by name which states may follow which: written apart from the code under test.

@@ -49,6 +49,8 @@ type Sandbox struct {
 	RuntimeID   string
 	ImageDigest string
 	Worker      string
+	// Endpoint is where its agent answers while it runs, nil where a keeper does. Shared with the event: read only.
+	Endpoint *eventsv1.Endpoint
 	// Reason and Message say why it failed or is being destroyed; Reason is a fault.Reason or a reason of SandboxDestroying.
 	Reason  string
 	Message string

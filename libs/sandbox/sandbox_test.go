@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
@@ -78,6 +80,23 @@ func TestTheRuntimeOfAFailedSandboxEndsWithItsFailure(t *testing.T) {
 	require.Equal(t, uint64(7), s.Usage.GetCpuMs())
 	require.Equal(t, string(fault.ReasonSandboxLost), s.Reason)
 	require.Equal(t, minute(3), s.EndedAt)
+}
+
+// Whoever dials by it must not reach what a former run left.
+func TestOnlyARunningSandboxHasAnEndpointAndEachRunItsOwn(t *testing.T) {
+	first := &eventsv1.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-a", Uid: "u1"}
+	second := &eventsv1.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-a", Uid: "u2", KeySha256: []byte{1}}
+	commands := []sandbox.Command{
+		create(), sandbox.Start{Worker: "w1", Attempt: 1}, sandbox.MarkReady{Worker: "w1", Endpoint: first}, sandbox.Stop{},
+		sandbox.MarkStopped{At: minute(4)}, sandbox.Start{Worker: "w1", Attempt: 2}, sandbox.MarkReady{Worker: "w1", Endpoint: second},
+		sandbox.Destroy{}, sandbox.MarkDestroyed{At: minute(8), DeleteAfter: minute(9)},
+	}
+	want := []*eventsv1.Endpoint{nil, nil, first, first, nil, nil, second, second, nil}
+	for i := range commands {
+		s := life(t, commands[:i+1]...)
+		require.Empty(t, cmp.Diff(want[i], s.Endpoint, protocmp.Transform()), "after command %d, in state %s", i, s.State)
+		require.Empty(t, cmp.Diff(want[i], sandbox.FromView(s.View()).Endpoint, protocmp.Transform()))
+	}
 }
 
 func TestExpiryIsCreationAndMaxRuntime(t *testing.T) {

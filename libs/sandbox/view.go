@@ -52,6 +52,7 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		Sequence:             s.Seq,
 		RunningSince:         stamp(s.RunningSince),
 		PastUptimeMs:         inMillis(s.PastUptime),
+		Endpoint:             s.Endpoint,
 	}
 }
 
@@ -68,6 +69,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 		ExpiresAt: timeOf(r.GetExpiresAt()), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
 		Usage: clone(v.GetUsage()), Uptime: millis(v.GetUptimeMs()), Seq: v.GetSequence(),
 		RunningSince: timeOf(v.GetRunningSince()), PastUptime: millis(v.GetPastUptimeMs()),
+		Endpoint: v.GetEndpoint(),
 	}
 }
 

@@ -101,6 +101,11 @@ func (c *Client) Forget(ctx context.Context, r *toolboxv1.Forget) (*toolboxv1.Fo
 	return call(ctx, c, "forget", &toolboxv1.Request{Call: &toolboxv1.Request_Forget{Forget: r}}, (*toolboxv1.Response).GetForget)
 }
 
+// Configure tells an agent whose sandbox it is and the environment of what it starts, once.
+func (c *Client) Configure(ctx context.Context, r *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error) {
+	return call(ctx, c, "configure", &toolboxv1.Request{Call: &toolboxv1.Request_Configure{Configure: r}}, (*toolboxv1.Response).GetConfigure)
+}
+
 // call makes one call with one answer, which pick takes out of the response.
 func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Request, pick func(*toolboxv1.Response) *R) (_ *R, err error) {
 	if c.observe != nil {

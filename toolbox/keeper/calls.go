@@ -320,6 +320,11 @@ func (k *Keeper) Forget(_ context.Context, r *toolboxv1.Forget) (*toolboxv1.Forg
 	return &toolboxv1.ForgetReply{}, nil
 }
 
+// Configure implements server.Handler. A keeper was told everything when it was started.
+func (k *Keeper) Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error) {
+	return nil, wire.NewError("failed_precondition", "illegal_state", "the sandbox is configured by its start")
+}
+
 // Usage implements server.Handler.
 func (k *Keeper) Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
 	usage, stats := k.meter.usage()

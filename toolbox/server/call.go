@@ -68,6 +68,10 @@ func (s *server) dispatch(ctx context.Context, req *toolboxv1.Request, res *tool
 		r, err := h.Forget(ctx, c.Forget)
 		res.Answer = &toolboxv1.Response_Forget{Forget: r}
 		return err
+	case *toolboxv1.Request_Configure:
+		r, err := h.Configure(ctx, c.Configure)
+		res.Answer = &toolboxv1.Response_Configure{Configure: r}
+		return err
 	}
 	return wire.NewError("invalid_argument", "validation", "unknown call")
 }

@@ -54,6 +54,7 @@ type Handler interface {
 	ListFiles(context.Context, *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error)
 	Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error)
 	Forget(context.Context, *toolboxv1.Forget) (*toolboxv1.ForgetReply, error)
+	Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error)
 }
 
 // Option changes a default of Serve.

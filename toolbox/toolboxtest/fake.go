@@ -305,3 +305,10 @@ func (f *Fake) Forget(ctx context.Context, r *toolboxv1.Forget) (*toolboxv1.Forg
 	}
 	return &toolboxv1.ForgetReply{}, p.spool.Remove()
 }
+
+func (f *Fake) Configure(ctx context.Context, _ *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error) {
+	if err := f.delay(ctx); err != nil {
+		return nil, err
+	}
+	return nil, wire.NewError("failed_precondition", "illegal_state", "the sandbox is configured by its start")
+}

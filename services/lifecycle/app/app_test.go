@@ -23,6 +23,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/app"
 )
 
@@ -41,6 +42,8 @@ func TestASandboxLivesAndEnds(t *testing.T) {
 	s := w.await(id, sandbox.Ready)
 	require.Equal(t, "sandbox-"+id[:8], s.Hostname)
 	require.Equal(t, "sha256:1", s.ImageDigest)
+	at := &eventsv1.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-" + id[:8], Uid: "uid-" + id, KeySha256: []byte{1, 2}}
+	require.True(t, proto.Equal(at, s.Endpoint), "%v", s.Endpoint)
 	require.Equal(t, uint32(1000), s.Limits.GetCpuMillis())
 	require.Equal(t, time.Hour, s.ExpiresAt.Sub(s.CreatedAt))
 	spec := w.host.spec(id)

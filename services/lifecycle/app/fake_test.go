@@ -94,6 +94,7 @@ func (d *driver) Create(ctx context.Context, s runtime.Spec) (runtime.Created, e
 	}
 	return runtime.Created{
 		RuntimeID: "st" + s.ID, ImageDigest: "sha256:1", Phases: []runtime.Phase{{Name: "run", Took: 1500 * time.Microsecond}},
+		Endpoint: &runtime.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-" + s.ID[:8], UID: "uid-" + s.ID, KeySHA256: []byte{1, 2}},
 	}, nil
 }
 

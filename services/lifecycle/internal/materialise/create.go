@@ -88,7 +88,7 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 		}
 		return sandbox.MarkReady{
 			Worker: r.cfg.Name, RuntimeID: created.RuntimeID, Hostname: Hostname(s.ID), ImageDigest: created.ImageDigest,
-			Warm: created.Warm, Phases: phases(created.Phases),
+			Warm: created.Warm, Phases: phases(created.Phases), Endpoint: endpoint(created.Endpoint),
 		}
 	})
 	if err != nil {
@@ -253,6 +253,13 @@ func spec(s sandbox.Sandbox, env map[string]string) runtime.Spec {
 		CPUMillis: s.Limits.GetCpuMillis(), MemoryBytes: s.Limits.GetMemoryBytes(), PIDs: s.Limits.GetPids(),
 		MaxRuntime: time.Duration(s.Limits.GetMaxRuntimeMs()) * time.Millisecond, //nolint:gosec // bounded by the scheduler
 	}
+}
+
+func endpoint(e *runtime.Endpoint) *eventsv1.Endpoint {
+	if e == nil {
+		return nil
+	}
+	return &eventsv1.Endpoint{Address: e.Address, Runtime: e.Runtime, Uid: e.UID, KeySha256: e.KeySHA256}
 }
 
 func phases(all []runtime.Phase) []*eventsv1.Phase {

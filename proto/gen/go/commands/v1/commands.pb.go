@@ -996,8 +996,10 @@ type SandboxView struct {
 	PastUptimeMs uint64 `protobuf:"varint,18,opt,name=past_uptime_ms,json=pastUptimeMs,proto3" json:"past_uptime_ms,omitempty"`
 	// Set once its workspace is gone.
 	WorkspaceDeletedAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=workspace_deleted_at,json=workspaceDeletedAt,proto3" json:"workspace_deleted_at,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Where its agent answers while it runs; absent: a keeper does.
+	Endpoint      *v1.Endpoint `protobuf:"bytes,20,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxView) Reset() {
@@ -1159,6 +1161,13 @@ func (x *SandboxView) GetPastUptimeMs() uint64 {
 func (x *SandboxView) GetWorkspaceDeletedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.WorkspaceDeletedAt
+	}
+	return nil
+}
+
+func (x *SandboxView) GetEndpoint() *v1.Endpoint {
+	if x != nil {
+		return x.Endpoint
 	}
 	return nil
 }
@@ -2295,7 +2304,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x1b\n" +
-	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xc5\x06\n" +
+	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\x80\a\n" +
 	"\vSandboxView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2318,7 +2327,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\bsequence\x18\x10 \x01(\x04R\bsequence\x12?\n" +
 	"\rrunning_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\frunningSince\x12$\n" +
 	"\x0epast_uptime_ms\x18\x12 \x01(\x04R\fpastUptimeMs\x12L\n" +
-	"\x14workspace_deleted_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x12workspaceDeletedAt\"\xca\x04\n" +
+	"\x14workspace_deleted_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x12workspaceDeletedAt\x129\n" +
+	"\bendpoint\x18\x14 \x01(\v2\x1d.sandtrail.events.v1.EndpointR\bendpoint\"\xca\x04\n" +
 	"\bExecView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2466,9 +2476,10 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*v11.ErrorDetail)(nil),       // 31: common.v1.ErrorDetail
 	(*v1.SandboxRequested)(nil),   // 32: sandtrail.events.v1.SandboxRequested
 	(*v11.UsageMetrics)(nil),      // 33: common.v1.UsageMetrics
-	(*v1.ExecCompleted)(nil),      // 34: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 35: sandtrail.events.v1.ExecLost
-	(*v12.UsageRow)(nil),          // 36: compute.v1.UsageRow
+	(*v1.Endpoint)(nil),           // 34: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 35: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 36: sandtrail.events.v1.ExecLost
+	(*v12.UsageRow)(nil),          // 37: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
 	27, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
@@ -2495,28 +2506,29 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	33, // 21: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
 	27, // 22: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
 	27, // 23: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	30, // 24: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	34, // 25: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	35, // 26: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	27, // 27: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	27, // 28: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	27, // 29: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	27, // 30: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	16, // 31: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	17, // 32: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	18, // 33: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	19, // 34: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	31, // 35: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	21, // 36: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	33, // 37: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	27, // 38: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	31, // 39: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	36, // 40: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	34, // 24: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	30, // 25: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	35, // 26: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	36, // 27: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	27, // 28: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	27, // 29: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	27, // 30: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	27, // 31: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	16, // 32: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	17, // 33: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	18, // 34: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	19, // 35: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	31, // 36: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	21, // 37: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	33, // 38: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	27, // 39: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	31, // 40: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	37, // 41: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	42, // [42:42] is the sub-list for method output_type
+	42, // [42:42] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }

@@ -493,22 +493,96 @@ func (x *Phase) GetDurationUs() uint64 {
 	return 0
 }
 
+// Endpoint is where an agent answers for a sandbox, and which one it is: an address may belong to another one later.
+type Endpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host:port
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Name and uid that the cluster gave it; the agent refuses calls meant for another one.
+	Runtime string `protobuf:"bytes,2,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	Uid     string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// SHA-256 of the public key (SubjectPublicKeyInfo) that the agent made at its start; empty: callers take any.
+	KeySha256     []byte `protobuf:"bytes,4,opt,name=key_sha256,json=keySha256,proto3" json:"key_sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Endpoint) Reset() {
+	*x = Endpoint{}
+	mi := &file_events_v1_events_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Endpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Endpoint) ProtoMessage() {}
+
+func (x *Endpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
+func (*Endpoint) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Endpoint) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Endpoint) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Endpoint) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Endpoint) GetKeySha256() []byte {
+	if x != nil {
+		return x.KeySha256
+	}
+	return nil
+}
+
 // SandboxReady: an exec works from here on.
 type SandboxReady struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Worker        string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	RuntimeId     string                 `protobuf:"bytes,2,opt,name=runtime_id,json=runtimeId,proto3" json:"runtime_id,omitempty"`
-	Hostname      string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	ImageDigest   string                 `protobuf:"bytes,4,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
-	Warm          bool                   `protobuf:"varint,5,opt,name=warm,proto3" json:"warm,omitempty"`
-	Phases        []*Phase               `protobuf:"bytes,6,rep,name=phases,proto3" json:"phases,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Worker      string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	RuntimeId   string                 `protobuf:"bytes,2,opt,name=runtime_id,json=runtimeId,proto3" json:"runtime_id,omitempty"`
+	Hostname    string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	ImageDigest string                 `protobuf:"bytes,4,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Warm        bool                   `protobuf:"varint,5,opt,name=warm,proto3" json:"warm,omitempty"`
+	Phases      []*Phase               `protobuf:"bytes,6,rep,name=phases,proto3" json:"phases,omitempty"`
+	// Absent: a keeper answers, on its socket below the worker's state directory.
+	Endpoint      *Endpoint `protobuf:"bytes,7,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxReady) Reset() {
 	*x = SandboxReady{}
-	mi := &file_events_v1_events_proto_msgTypes[7]
+	mi := &file_events_v1_events_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +594,7 @@ func (x *SandboxReady) String() string {
 func (*SandboxReady) ProtoMessage() {}
 
 func (x *SandboxReady) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[7]
+	mi := &file_events_v1_events_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +607,7 @@ func (x *SandboxReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxReady.ProtoReflect.Descriptor instead.
 func (*SandboxReady) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{7}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SandboxReady) GetWorker() string {
@@ -578,6 +652,13 @@ func (x *SandboxReady) GetPhases() []*Phase {
 	return nil
 }
 
+func (x *SandboxReady) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.Endpoint
+	}
+	return nil
+}
+
 // SandboxFailed: it never became ready, or ended by itself. reason is a fault.Reason, message is for people.
 type SandboxFailed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -592,7 +673,7 @@ type SandboxFailed struct {
 
 func (x *SandboxFailed) Reset() {
 	*x = SandboxFailed{}
-	mi := &file_events_v1_events_proto_msgTypes[8]
+	mi := &file_events_v1_events_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +685,7 @@ func (x *SandboxFailed) String() string {
 func (*SandboxFailed) ProtoMessage() {}
 
 func (x *SandboxFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[8]
+	mi := &file_events_v1_events_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +698,7 @@ func (x *SandboxFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxFailed.ProtoReflect.Descriptor instead.
 func (*SandboxFailed) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{8}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SandboxFailed) GetReason() string {
@@ -663,7 +744,7 @@ type SandboxStopping struct {
 
 func (x *SandboxStopping) Reset() {
 	*x = SandboxStopping{}
-	mi := &file_events_v1_events_proto_msgTypes[9]
+	mi := &file_events_v1_events_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +756,7 @@ func (x *SandboxStopping) String() string {
 func (*SandboxStopping) ProtoMessage() {}
 
 func (x *SandboxStopping) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[9]
+	mi := &file_events_v1_events_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +769,7 @@ func (x *SandboxStopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxStopping.ProtoReflect.Descriptor instead.
 func (*SandboxStopping) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{9}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{10}
 }
 
 type SandboxStopped struct {
@@ -701,7 +782,7 @@ type SandboxStopped struct {
 
 func (x *SandboxStopped) Reset() {
 	*x = SandboxStopped{}
-	mi := &file_events_v1_events_proto_msgTypes[10]
+	mi := &file_events_v1_events_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +794,7 @@ func (x *SandboxStopped) String() string {
 func (*SandboxStopped) ProtoMessage() {}
 
 func (x *SandboxStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[10]
+	mi := &file_events_v1_events_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +807,7 @@ func (x *SandboxStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxStopped.ProtoReflect.Descriptor instead.
 func (*SandboxStopped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{10}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SandboxStopped) GetUsage() *v1.UsageMetrics {
@@ -753,7 +834,7 @@ type SandboxDestroying struct {
 
 func (x *SandboxDestroying) Reset() {
 	*x = SandboxDestroying{}
-	mi := &file_events_v1_events_proto_msgTypes[11]
+	mi := &file_events_v1_events_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +846,7 @@ func (x *SandboxDestroying) String() string {
 func (*SandboxDestroying) ProtoMessage() {}
 
 func (x *SandboxDestroying) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[11]
+	mi := &file_events_v1_events_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +859,7 @@ func (x *SandboxDestroying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxDestroying.ProtoReflect.Descriptor instead.
 func (*SandboxDestroying) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{11}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SandboxDestroying) GetReason() string {
@@ -803,7 +884,7 @@ type SandboxDestroyed struct {
 
 func (x *SandboxDestroyed) Reset() {
 	*x = SandboxDestroyed{}
-	mi := &file_events_v1_events_proto_msgTypes[12]
+	mi := &file_events_v1_events_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +896,7 @@ func (x *SandboxDestroyed) String() string {
 func (*SandboxDestroyed) ProtoMessage() {}
 
 func (x *SandboxDestroyed) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[12]
+	mi := &file_events_v1_events_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +909,7 @@ func (x *SandboxDestroyed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxDestroyed.ProtoReflect.Descriptor instead.
 func (*SandboxDestroyed) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{12}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SandboxDestroyed) GetReason() string {
@@ -870,7 +951,7 @@ type SandboxUsageSampled struct {
 
 func (x *SandboxUsageSampled) Reset() {
 	*x = SandboxUsageSampled{}
-	mi := &file_events_v1_events_proto_msgTypes[13]
+	mi := &file_events_v1_events_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +963,7 @@ func (x *SandboxUsageSampled) String() string {
 func (*SandboxUsageSampled) ProtoMessage() {}
 
 func (x *SandboxUsageSampled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[13]
+	mi := &file_events_v1_events_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +976,7 @@ func (x *SandboxUsageSampled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxUsageSampled.ProtoReflect.Descriptor instead.
 func (*SandboxUsageSampled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{13}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SandboxUsageSampled) GetUsage() *v1.UsageMetrics {
@@ -932,7 +1013,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_events_v1_events_proto_msgTypes[14]
+	mi := &file_events_v1_events_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1025,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[14]
+	mi := &file_events_v1_events_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1038,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{14}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecSpec) GetCommand() string {
@@ -1043,7 +1124,7 @@ type ExecRequested struct {
 
 func (x *ExecRequested) Reset() {
 	*x = ExecRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[15]
+	mi := &file_events_v1_events_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1136,7 @@ func (x *ExecRequested) String() string {
 func (*ExecRequested) ProtoMessage() {}
 
 func (x *ExecRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[15]
+	mi := &file_events_v1_events_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1149,7 @@ func (x *ExecRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequested.ProtoReflect.Descriptor instead.
 func (*ExecRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{15}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecRequested) GetSandboxId() string {
@@ -1113,7 +1194,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_events_v1_events_proto_msgTypes[16]
+	mi := &file_events_v1_events_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1206,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[16]
+	mi := &file_events_v1_events_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1219,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{16}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecStarted) GetSandboxId() string {
@@ -1186,7 +1267,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_events_v1_events_proto_msgTypes[17]
+	mi := &file_events_v1_events_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1279,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[17]
+	mi := &file_events_v1_events_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1292,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{17}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1240,7 +1321,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1333,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1346,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Output) GetBytes() uint64 {
@@ -1321,7 +1402,7 @@ type ExecCompleted struct {
 
 func (x *ExecCompleted) Reset() {
 	*x = ExecCompleted{}
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1414,7 @@ func (x *ExecCompleted) String() string {
 func (*ExecCompleted) ProtoMessage() {}
 
 func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1427,7 @@ func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCompleted.ProtoReflect.Descriptor instead.
 func (*ExecCompleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecCompleted) GetExitCode() int32 {
@@ -1458,7 +1539,7 @@ type ExecLost struct {
 
 func (x *ExecLost) Reset() {
 	*x = ExecLost{}
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1551,7 @@ func (x *ExecLost) String() string {
 func (*ExecLost) ProtoMessage() {}
 
 func (x *ExecLost) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1564,7 @@ func (x *ExecLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecLost.ProtoReflect.Descriptor instead.
 func (*ExecLost) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecLost) GetReason() string {
@@ -1559,7 +1640,7 @@ type ExecCancelRequested struct {
 
 func (x *ExecCancelRequested) Reset() {
 	*x = ExecCancelRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1652,7 @@ func (x *ExecCancelRequested) String() string {
 func (*ExecCancelRequested) ProtoMessage() {}
 
 func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1665,7 @@ func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCancelRequested.ProtoReflect.Descriptor instead.
 func (*ExecCancelRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecCancelRequested) GetReason() string {
@@ -1607,7 +1688,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1700,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1713,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -1675,7 +1756,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1768,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1781,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -1747,7 +1828,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1840,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1853,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -1899,7 +1980,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +1992,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2005,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -1952,7 +2033,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2045,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2058,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2042,7 +2123,13 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x05Phase\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vduration_us\x18\x02 \x01(\x04R\n" +
-	"durationUs\"\xcc\x01\n" +
+	"durationUs\"o\n" +
+	"\bEndpoint\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x18\n" +
+	"\aruntime\x18\x02 \x01(\tR\aruntime\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1d\n" +
+	"\n" +
+	"key_sha256\x18\x04 \x01(\fR\tkeySha256\"\x87\x02\n" +
 	"\fSandboxReady\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1d\n" +
 	"\n" +
@@ -2050,7 +2137,8 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\bhostname\x18\x03 \x01(\tR\bhostname\x12!\n" +
 	"\fimage_digest\x18\x04 \x01(\tR\vimageDigest\x12\x12\n" +
 	"\x04warm\x18\x05 \x01(\bR\x04warm\x122\n" +
-	"\x06phases\x18\x06 \x03(\v2\x1a.sandtrail.events.v1.PhaseR\x06phases\"\xa3\x01\n" +
+	"\x06phases\x18\x06 \x03(\v2\x1a.sandtrail.events.v1.PhaseR\x06phases\x129\n" +
+	"\bendpoint\x18\a \x01(\v2\x1d.sandtrail.events.v1.EndpointR\bendpoint\"\xa3\x01\n" +
 	"\rSandboxFailed\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -2192,7 +2280,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),             // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                // 1: sandtrail.events.v1.Limits
@@ -2201,64 +2289,66 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*SandboxScheduled)(nil),      // 4: sandtrail.events.v1.SandboxScheduled
 	(*SandboxStarting)(nil),       // 5: sandtrail.events.v1.SandboxStarting
 	(*Phase)(nil),                 // 6: sandtrail.events.v1.Phase
-	(*SandboxReady)(nil),          // 7: sandtrail.events.v1.SandboxReady
-	(*SandboxFailed)(nil),         // 8: sandtrail.events.v1.SandboxFailed
-	(*SandboxStopping)(nil),       // 9: sandtrail.events.v1.SandboxStopping
-	(*SandboxStopped)(nil),        // 10: sandtrail.events.v1.SandboxStopped
-	(*SandboxDestroying)(nil),     // 11: sandtrail.events.v1.SandboxDestroying
-	(*SandboxDestroyed)(nil),      // 12: sandtrail.events.v1.SandboxDestroyed
-	(*SandboxUsageSampled)(nil),   // 13: sandtrail.events.v1.SandboxUsageSampled
-	(*ExecSpec)(nil),              // 14: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),         // 15: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),           // 16: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                   // 17: sandtrail.events.v1.Gap
-	(*Output)(nil),                // 18: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),         // 19: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),              // 20: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),   // 21: sandtrail.events.v1.ExecCancelRequested
-	(*WorkspaceReleased)(nil),     // 22: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),      // 23: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                // 24: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),        // 25: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),         // 26: sandtrail.events.v1.LetterDropped
-	nil,                           // 27: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 29: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 30: common.v1.LimitHit
+	(*Endpoint)(nil),              // 7: sandtrail.events.v1.Endpoint
+	(*SandboxReady)(nil),          // 8: sandtrail.events.v1.SandboxReady
+	(*SandboxFailed)(nil),         // 9: sandtrail.events.v1.SandboxFailed
+	(*SandboxStopping)(nil),       // 10: sandtrail.events.v1.SandboxStopping
+	(*SandboxStopped)(nil),        // 11: sandtrail.events.v1.SandboxStopped
+	(*SandboxDestroying)(nil),     // 12: sandtrail.events.v1.SandboxDestroying
+	(*SandboxDestroyed)(nil),      // 13: sandtrail.events.v1.SandboxDestroyed
+	(*SandboxUsageSampled)(nil),   // 14: sandtrail.events.v1.SandboxUsageSampled
+	(*ExecSpec)(nil),              // 15: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),         // 16: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),           // 17: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                   // 18: sandtrail.events.v1.Gap
+	(*Output)(nil),                // 19: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),         // 20: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),              // 21: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),   // 22: sandtrail.events.v1.ExecCancelRequested
+	(*WorkspaceReleased)(nil),     // 23: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),      // 24: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                // 25: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),        // 26: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),         // 27: sandtrail.events.v1.LetterDropped
+	nil,                           // 28: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 30: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 31: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	27, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	28, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	28, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	29, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	6,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
-	29, // 7: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	29, // 8: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	29, // 9: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	28, // 10: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	29, // 11: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	14, // 12: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	28, // 13: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	14, // 14: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	28, // 15: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	17, // 16: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	29, // 17: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	18, // 18: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	18, // 19: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	30, // 20: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	29, // 21: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	28, // 22: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	28, // 23: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	28, // 24: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	24, // 25: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	24, // 26: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	7,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	30, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	30, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	30, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	29, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	30, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	15, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	29, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	15, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	29, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	18, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	30, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	19, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	19, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	31, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	30, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	29, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	29, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	29, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	25, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	25, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -2272,7 +2362,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

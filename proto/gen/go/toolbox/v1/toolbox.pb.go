@@ -34,6 +34,9 @@ type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sandbox's token; checked first. Empty over the keeper's socket, which the file system protects.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// Set where the address alone does not say who is meant: an agent refuses a call without it, or with another's. A keeper does not
+	// look at it.
+	Target *Target `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
 	// Types that are valid to be assigned to Call:
 	//
 	//	*Request_Hello
@@ -48,6 +51,7 @@ type Request struct {
 	//	*Request_ListFiles
 	//	*Request_Shutdown
 	//	*Request_Forget
+	//	*Request_Configure
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -88,6 +92,13 @@ func (x *Request) GetToken() string {
 		return x.Token
 	}
 	return ""
+}
+
+func (x *Request) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
 }
 
 func (x *Request) GetCall() isRequest_Call {
@@ -205,6 +216,15 @@ func (x *Request) GetForget() *Forget {
 	return nil
 }
 
+func (x *Request) GetConfigure() *Configure {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Configure); ok {
+			return x.Configure
+		}
+	}
+	return nil
+}
+
 type isRequest_Call interface {
 	isRequest_Call()
 }
@@ -257,6 +277,10 @@ type Request_Forget struct {
 	Forget *Forget `protobuf:"bytes,21,opt,name=forget,proto3,oneof"`
 }
 
+type Request_Configure struct {
+	Configure *Configure `protobuf:"bytes,22,opt,name=configure,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Call() {}
 
 func (*Request_Start) isRequest_Call() {}
@@ -281,6 +305,61 @@ func (*Request_Shutdown) isRequest_Call() {}
 
 func (*Request_Forget) isRequest_Call() {}
 
+func (*Request_Configure) isRequest_Call() {}
+
+// Target is the name and the uid that the cluster gave to what is called.
+type Target struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Target) Reset() {
+	*x = Target{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Target) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Target) ProtoMessage() {}
+
+func (x *Target) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Target.ProtoReflect.Descriptor instead.
+func (*Target) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Target) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Target) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 type Response struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Set: the call failed, nothing else is set.
@@ -299,6 +378,7 @@ type Response struct {
 	//	*Response_ListFiles
 	//	*Response_Shutdown
 	//	*Response_Forget
+	//	*Response_Configure
 	Answer        isResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -306,7 +386,7 @@ type Response struct {
 
 func (x *Response) Reset() {
 	*x = Response{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[1]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -318,7 +398,7 @@ func (x *Response) String() string {
 func (*Response) ProtoMessage() {}
 
 func (x *Response) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[1]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -331,7 +411,7 @@ func (x *Response) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Response.ProtoReflect.Descriptor instead.
 func (*Response) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{1}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Response) GetError() *Error {
@@ -456,6 +536,15 @@ func (x *Response) GetForget() *ForgetReply {
 	return nil
 }
 
+func (x *Response) GetConfigure() *ConfigureReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_Configure); ok {
+			return x.Configure
+		}
+	}
+	return nil
+}
+
 type isResponse_Answer interface {
 	isResponse_Answer()
 }
@@ -508,6 +597,10 @@ type Response_Forget struct {
 	Forget *ForgetReply `protobuf:"bytes,21,opt,name=forget,proto3,oneof"`
 }
 
+type Response_Configure struct {
+	Configure *ConfigureReply `protobuf:"bytes,22,opt,name=configure,proto3,oneof"`
+}
+
 func (*Response_Hello) isResponse_Answer() {}
 
 func (*Response_Start) isResponse_Answer() {}
@@ -532,6 +625,8 @@ func (*Response_Shutdown) isResponse_Answer() {}
 
 func (*Response_Forget) isResponse_Answer() {}
 
+func (*Response_Configure) isResponse_Answer() {}
+
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As in common.v1.ErrorDetail.
@@ -544,7 +639,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[2]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -556,7 +651,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[2]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -569,7 +664,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{2}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Error) GetCode() string {
@@ -602,7 +697,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[3]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +709,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[3]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +722,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{3}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{4}
 }
 
 type HelloReply struct {
@@ -635,17 +730,19 @@ type HelloReply struct {
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Version   string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// False once the sentry has ended; reason says how.
-	Alive         bool                   `protobuf:"varint,3,opt,name=alive,proto3" json:"alive,omitempty"`
-	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	Running       uint32                 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Alive     bool                   `protobuf:"varint,3,opt,name=alive,proto3" json:"alive,omitempty"`
+	Reason    string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Running   uint32                 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
+	// It waits for Configure and starts nothing until then; sandbox_id is empty.
+	AwaitsConfigure bool `protobuf:"varint,7,opt,name=awaits_configure,json=awaitsConfigure,proto3" json:"awaits_configure,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HelloReply) Reset() {
 	*x = HelloReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[4]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +754,7 @@ func (x *HelloReply) String() string {
 func (*HelloReply) ProtoMessage() {}
 
 func (x *HelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[4]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +767,7 @@ func (x *HelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloReply.ProtoReflect.Descriptor instead.
 func (*HelloReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{4}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HelloReply) GetSandboxId() string {
@@ -715,6 +812,104 @@ func (x *HelloReply) GetRunning() uint32 {
 	return 0
 }
 
+func (x *HelloReply) GetAwaitsConfigure() bool {
+	if x != nil {
+		return x.AwaitsConfigure
+	}
+	return false
+}
+
+// Configure tells an agent what it was started without: whose sandbox it is from now on, and the environment of everything that it
+// starts. It works once. The same again changes nothing; another one is refused with conflict. A keeper knows both from its start and
+// refuses it.
+type Configure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Env           map[string]string      `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Configure) Reset() {
+	*x = Configure{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Configure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Configure) ProtoMessage() {}
+
+func (x *Configure) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Configure.ProtoReflect.Descriptor instead.
+func (*Configure) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Configure) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Configure) GetEnv() map[string]string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+type ConfigureReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureReply) Reset() {
+	*x = ConfigureReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureReply) ProtoMessage() {}
+
+func (x *ConfigureReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureReply.ProtoReflect.Descriptor instead.
+func (*ConfigureReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{7}
+}
+
 // Start runs a program under an exec id, at most once for each id, also over restarts of the toolbox: a second Start of an
 // id changes nothing and says how it stands.
 type Start struct {
@@ -739,7 +934,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[5]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +946,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[5]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +959,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{5}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Start) GetExecId() string {
@@ -834,7 +1029,7 @@ type StartReply struct {
 
 func (x *StartReply) Reset() {
 	*x = StartReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[6]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +1041,7 @@ func (x *StartReply) String() string {
 func (*StartReply) ProtoMessage() {}
 
 func (x *StartReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[6]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +1054,7 @@ func (x *StartReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartReply.ProtoReflect.Descriptor instead.
 func (*StartReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{6}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartReply) GetStarted() bool {
@@ -891,7 +1086,7 @@ type ExecState struct {
 
 func (x *ExecState) Reset() {
 	*x = ExecState{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[7]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +1098,7 @@ func (x *ExecState) String() string {
 func (*ExecState) ProtoMessage() {}
 
 func (x *ExecState) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[7]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1111,7 @@ func (x *ExecState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecState.ProtoReflect.Descriptor instead.
 func (*ExecState) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{7}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExecState) GetExecId() string {
@@ -984,7 +1179,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[8]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1191,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[8]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1204,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{8}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *End) GetExitCode() int32 {
@@ -1100,7 +1295,7 @@ type StreamEnd struct {
 
 func (x *StreamEnd) Reset() {
 	*x = StreamEnd{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[9]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1307,7 @@ func (x *StreamEnd) String() string {
 func (*StreamEnd) ProtoMessage() {}
 
 func (x *StreamEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[9]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1320,7 @@ func (x *StreamEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEnd.ProtoReflect.Descriptor instead.
 func (*StreamEnd) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{9}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StreamEnd) GetBytes() uint64 {
@@ -1159,7 +1354,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[10]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1366,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[10]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1379,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{10}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1214,7 +1409,7 @@ type Attach struct {
 
 func (x *Attach) Reset() {
 	*x = Attach{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[11]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1421,7 @@ func (x *Attach) String() string {
 func (*Attach) ProtoMessage() {}
 
 func (x *Attach) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[11]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1434,7 @@ func (x *Attach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attach.ProtoReflect.Descriptor instead.
 func (*Attach) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{11}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Attach) GetExecId() string {
@@ -1277,7 +1472,7 @@ type AttachEvent struct {
 
 func (x *AttachEvent) Reset() {
 	*x = AttachEvent{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[12]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1289,7 +1484,7 @@ func (x *AttachEvent) String() string {
 func (*AttachEvent) ProtoMessage() {}
 
 func (x *AttachEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[12]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1302,7 +1497,7 @@ func (x *AttachEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEvent.ProtoReflect.Descriptor instead.
 func (*AttachEvent) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{12}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttachEvent) GetEvent() isAttachEvent_Event {
@@ -1374,7 +1569,7 @@ type Data struct {
 
 func (x *Data) Reset() {
 	*x = Data{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[13]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1581,7 @@ func (x *Data) String() string {
 func (*Data) ProtoMessage() {}
 
 func (x *Data) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[13]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1594,7 @@ func (x *Data) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Data.ProtoReflect.Descriptor instead.
 func (*Data) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{13}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Data) GetStream() uint32 {
@@ -1434,7 +1629,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[14]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1641,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[14]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1654,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{14}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Skip) GetStream() uint32 {
@@ -1496,7 +1691,7 @@ type Stdin struct {
 
 func (x *Stdin) Reset() {
 	*x = Stdin{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[15]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1703,7 @@ func (x *Stdin) String() string {
 func (*Stdin) ProtoMessage() {}
 
 func (x *Stdin) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[15]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1716,7 @@ func (x *Stdin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stdin.ProtoReflect.Descriptor instead.
 func (*Stdin) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{15}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Stdin) GetExecId() string {
@@ -1561,7 +1756,7 @@ type StdinReply struct {
 
 func (x *StdinReply) Reset() {
 	*x = StdinReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[16]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1768,7 @@ func (x *StdinReply) String() string {
 func (*StdinReply) ProtoMessage() {}
 
 func (x *StdinReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[16]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1781,7 @@ func (x *StdinReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinReply.ProtoReflect.Descriptor instead.
 func (*StdinReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{16}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StdinReply) GetOffset() uint64 {
@@ -1612,7 +1807,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[17]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1819,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[17]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1832,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{17}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Signal) GetExecId() string {
@@ -1683,7 +1878,7 @@ type SignalReply struct {
 
 func (x *SignalReply) Reset() {
 	*x = SignalReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[18]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1890,7 @@ func (x *SignalReply) String() string {
 func (*SignalReply) ProtoMessage() {}
 
 func (x *SignalReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[18]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1903,7 @@ func (x *SignalReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalReply.ProtoReflect.Descriptor instead.
 func (*SignalReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{18}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{21}
 }
 
 type List struct {
@@ -1719,7 +1914,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[19]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1926,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[19]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1939,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{19}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{22}
 }
 
 type ListReply struct {
@@ -1756,7 +1951,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[20]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1963,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[20]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1976,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{20}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListReply) GetExecs() []*ExecState {
@@ -1801,7 +1996,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[21]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +2008,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[21]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +2021,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{21}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Forget) GetExecId() string {
@@ -1844,7 +2039,7 @@ type ForgetReply struct {
 
 func (x *ForgetReply) Reset() {
 	*x = ForgetReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +2051,7 @@ func (x *ForgetReply) String() string {
 func (*ForgetReply) ProtoMessage() {}
 
 func (x *ForgetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +2064,7 @@ func (x *ForgetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReply.ProtoReflect.Descriptor instead.
 func (*ForgetReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{22}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
 }
 
 type Usage struct {
@@ -1880,7 +2075,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2087,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2100,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{23}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
 }
 
 type UsageReply struct {
@@ -1921,7 +2116,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2128,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2141,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UsageReply) GetUsage() *v1.UsageMetrics {
@@ -1995,7 +2190,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2202,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2215,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadFile) GetPath() string {
@@ -2055,7 +2250,7 @@ type ReadFileReply struct {
 
 func (x *ReadFileReply) Reset() {
 	*x = ReadFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2262,7 @@ func (x *ReadFileReply) String() string {
 func (*ReadFileReply) ProtoMessage() {}
 
 func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2275,7 @@ func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileReply.ProtoReflect.Descriptor instead.
 func (*ReadFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadFileReply) GetData() []byte {
@@ -2121,7 +2316,7 @@ type WriteFile struct {
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2328,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2341,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -2210,7 +2405,7 @@ type WriteFileReply struct {
 
 func (x *WriteFileReply) Reset() {
 	*x = WriteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2417,7 @@ func (x *WriteFileReply) String() string {
 func (*WriteFileReply) ProtoMessage() {}
 
 func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2430,7 @@ func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileReply.ProtoReflect.Descriptor instead.
 func (*WriteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WriteFileReply) GetBytesWritten() int64 {
@@ -2270,7 +2465,7 @@ type ListFiles struct {
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2477,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2490,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -2329,7 +2524,7 @@ type ListFilesReply struct {
 
 func (x *ListFilesReply) Reset() {
 	*x = ListFilesReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2536,7 @@ func (x *ListFilesReply) String() string {
 func (*ListFilesReply) ProtoMessage() {}
 
 func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2549,7 @@ func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesReply.ProtoReflect.Descriptor instead.
 func (*ListFilesReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListFilesReply) GetEntries() []*FileEntry {
@@ -2385,7 +2580,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2592,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2605,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -2465,7 +2660,7 @@ type Shutdown struct {
 
 func (x *Shutdown) Reset() {
 	*x = Shutdown{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2672,7 @@ func (x *Shutdown) String() string {
 func (*Shutdown) ProtoMessage() {}
 
 func (x *Shutdown) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2685,7 @@ func (x *Shutdown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shutdown.ProtoReflect.Descriptor instead.
 func (*Shutdown) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Shutdown) GetGraceMs() uint64 {
@@ -2510,7 +2705,7 @@ type ShutdownReply struct {
 
 func (x *ShutdownReply) Reset() {
 	*x = ShutdownReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2522,7 +2717,7 @@ func (x *ShutdownReply) String() string {
 func (*ShutdownReply) ProtoMessage() {}
 
 func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2535,7 +2730,7 @@ func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownReply.ProtoReflect.Descriptor instead.
 func (*ShutdownReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ShutdownReply) GetUsage() *v1.UsageMetrics {
@@ -2556,9 +2751,10 @@ var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
 
 const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
-	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd6\x05\n" +
+	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x06\n" +
 	"\aRequest\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\x123\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
+	"\x06target\x18\x02 \x01(\v2\x1c.sandtrail.toolbox.v1.TargetR\x06target\x123\n" +
 	"\x05hello\x18\n" +
 	" \x01(\v2\x1b.sandtrail.toolbox.v1.HelloH\x00R\x05hello\x123\n" +
 	"\x05start\x18\v \x01(\v2\x1b.sandtrail.toolbox.v1.StartH\x00R\x05start\x126\n" +
@@ -2573,8 +2769,12 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
 	"list_files\x18\x13 \x01(\v2\x1f.sandtrail.toolbox.v1.ListFilesH\x00R\tlistFiles\x12<\n" +
 	"\bshutdown\x18\x14 \x01(\v2\x1e.sandtrail.toolbox.v1.ShutdownH\x00R\bshutdown\x126\n" +
-	"\x06forget\x18\x15 \x01(\v2\x1c.sandtrail.toolbox.v1.ForgetH\x00R\x06forgetB\x06\n" +
-	"\x04call\"\xb2\x06\n" +
+	"\x06forget\x18\x15 \x01(\v2\x1c.sandtrail.toolbox.v1.ForgetH\x00R\x06forget\x12?\n" +
+	"\tconfigure\x18\x16 \x01(\v2\x1f.sandtrail.toolbox.v1.ConfigureH\x00R\tconfigureB\x06\n" +
+	"\x04call\".\n" +
+	"\x06Target\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xf8\x06\n" +
 	"\bResponse\x121\n" +
 	"\x05error\x18\x01 \x01(\v2\x1b.sandtrail.toolbox.v1.ErrorR\x05error\x128\n" +
 	"\x05hello\x18\n" +
@@ -2591,13 +2791,14 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
 	"list_files\x18\x13 \x01(\v2$.sandtrail.toolbox.v1.ListFilesReplyH\x00R\tlistFiles\x12A\n" +
 	"\bshutdown\x18\x14 \x01(\v2#.sandtrail.toolbox.v1.ShutdownReplyH\x00R\bshutdown\x12;\n" +
-	"\x06forget\x18\x15 \x01(\v2!.sandtrail.toolbox.v1.ForgetReplyH\x00R\x06forgetB\b\n" +
+	"\x06forget\x18\x15 \x01(\v2!.sandtrail.toolbox.v1.ForgetReplyH\x00R\x06forget\x12D\n" +
+	"\tconfigure\x18\x16 \x01(\v2$.sandtrail.toolbox.v1.ConfigureReplyH\x00R\tconfigureB\b\n" +
 	"\x06answer\"M\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\a\n" +
-	"\x05Hello\"\xc8\x01\n" +
+	"\x05Hello\"\xf3\x01\n" +
 	"\n" +
 	"HelloReply\x12\x1d\n" +
 	"\n" +
@@ -2607,7 +2808,16 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x129\n" +
 	"\n" +
 	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x18\n" +
-	"\arunning\x18\x06 \x01(\rR\arunning\"\xb8\x02\n" +
+	"\arunning\x18\x06 \x01(\rR\arunning\x12)\n" +
+	"\x10awaits_configure\x18\a \x01(\bR\x0fawaitsConfigure\"\x9e\x01\n" +
+	"\tConfigure\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12:\n" +
+	"\x03env\x18\x02 \x03(\v2(.sandtrail.toolbox.v1.Configure.EnvEntryR\x03env\x1a6\n" +
+	"\bEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
+	"\x0eConfigureReply\"\xb8\x02\n" +
 	"\x05Start\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x126\n" +
@@ -2759,97 +2969,105 @@ func file_toolbox_v1_toolbox_proto_rawDescGZIP() []byte {
 	return file_toolbox_v1_toolbox_proto_rawDescData
 }
 
-var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*Request)(nil),               // 0: sandtrail.toolbox.v1.Request
-	(*Response)(nil),              // 1: sandtrail.toolbox.v1.Response
-	(*Error)(nil),                 // 2: sandtrail.toolbox.v1.Error
-	(*Hello)(nil),                 // 3: sandtrail.toolbox.v1.Hello
-	(*HelloReply)(nil),            // 4: sandtrail.toolbox.v1.HelloReply
-	(*Start)(nil),                 // 5: sandtrail.toolbox.v1.Start
-	(*StartReply)(nil),            // 6: sandtrail.toolbox.v1.StartReply
-	(*ExecState)(nil),             // 7: sandtrail.toolbox.v1.ExecState
-	(*End)(nil),                   // 8: sandtrail.toolbox.v1.End
-	(*StreamEnd)(nil),             // 9: sandtrail.toolbox.v1.StreamEnd
-	(*Gap)(nil),                   // 10: sandtrail.toolbox.v1.Gap
-	(*Attach)(nil),                // 11: sandtrail.toolbox.v1.Attach
-	(*AttachEvent)(nil),           // 12: sandtrail.toolbox.v1.AttachEvent
-	(*Data)(nil),                  // 13: sandtrail.toolbox.v1.Data
-	(*Skip)(nil),                  // 14: sandtrail.toolbox.v1.Skip
-	(*Stdin)(nil),                 // 15: sandtrail.toolbox.v1.Stdin
-	(*StdinReply)(nil),            // 16: sandtrail.toolbox.v1.StdinReply
-	(*Signal)(nil),                // 17: sandtrail.toolbox.v1.Signal
-	(*SignalReply)(nil),           // 18: sandtrail.toolbox.v1.SignalReply
-	(*List)(nil),                  // 19: sandtrail.toolbox.v1.List
-	(*ListReply)(nil),             // 20: sandtrail.toolbox.v1.ListReply
-	(*Forget)(nil),                // 21: sandtrail.toolbox.v1.Forget
-	(*ForgetReply)(nil),           // 22: sandtrail.toolbox.v1.ForgetReply
-	(*Usage)(nil),                 // 23: sandtrail.toolbox.v1.Usage
-	(*UsageReply)(nil),            // 24: sandtrail.toolbox.v1.UsageReply
-	(*ReadFile)(nil),              // 25: sandtrail.toolbox.v1.ReadFile
-	(*ReadFileReply)(nil),         // 26: sandtrail.toolbox.v1.ReadFileReply
-	(*WriteFile)(nil),             // 27: sandtrail.toolbox.v1.WriteFile
-	(*WriteFileReply)(nil),        // 28: sandtrail.toolbox.v1.WriteFileReply
-	(*ListFiles)(nil),             // 29: sandtrail.toolbox.v1.ListFiles
-	(*ListFilesReply)(nil),        // 30: sandtrail.toolbox.v1.ListFilesReply
-	(*FileEntry)(nil),             // 31: sandtrail.toolbox.v1.FileEntry
-	(*Shutdown)(nil),              // 32: sandtrail.toolbox.v1.Shutdown
-	(*ShutdownReply)(nil),         // 33: sandtrail.toolbox.v1.ShutdownReply
-	nil,                           // 34: sandtrail.toolbox.v1.Start.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 36: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 37: common.v1.LimitHit
+	(*Target)(nil),                // 1: sandtrail.toolbox.v1.Target
+	(*Response)(nil),              // 2: sandtrail.toolbox.v1.Response
+	(*Error)(nil),                 // 3: sandtrail.toolbox.v1.Error
+	(*Hello)(nil),                 // 4: sandtrail.toolbox.v1.Hello
+	(*HelloReply)(nil),            // 5: sandtrail.toolbox.v1.HelloReply
+	(*Configure)(nil),             // 6: sandtrail.toolbox.v1.Configure
+	(*ConfigureReply)(nil),        // 7: sandtrail.toolbox.v1.ConfigureReply
+	(*Start)(nil),                 // 8: sandtrail.toolbox.v1.Start
+	(*StartReply)(nil),            // 9: sandtrail.toolbox.v1.StartReply
+	(*ExecState)(nil),             // 10: sandtrail.toolbox.v1.ExecState
+	(*End)(nil),                   // 11: sandtrail.toolbox.v1.End
+	(*StreamEnd)(nil),             // 12: sandtrail.toolbox.v1.StreamEnd
+	(*Gap)(nil),                   // 13: sandtrail.toolbox.v1.Gap
+	(*Attach)(nil),                // 14: sandtrail.toolbox.v1.Attach
+	(*AttachEvent)(nil),           // 15: sandtrail.toolbox.v1.AttachEvent
+	(*Data)(nil),                  // 16: sandtrail.toolbox.v1.Data
+	(*Skip)(nil),                  // 17: sandtrail.toolbox.v1.Skip
+	(*Stdin)(nil),                 // 18: sandtrail.toolbox.v1.Stdin
+	(*StdinReply)(nil),            // 19: sandtrail.toolbox.v1.StdinReply
+	(*Signal)(nil),                // 20: sandtrail.toolbox.v1.Signal
+	(*SignalReply)(nil),           // 21: sandtrail.toolbox.v1.SignalReply
+	(*List)(nil),                  // 22: sandtrail.toolbox.v1.List
+	(*ListReply)(nil),             // 23: sandtrail.toolbox.v1.ListReply
+	(*Forget)(nil),                // 24: sandtrail.toolbox.v1.Forget
+	(*ForgetReply)(nil),           // 25: sandtrail.toolbox.v1.ForgetReply
+	(*Usage)(nil),                 // 26: sandtrail.toolbox.v1.Usage
+	(*UsageReply)(nil),            // 27: sandtrail.toolbox.v1.UsageReply
+	(*ReadFile)(nil),              // 28: sandtrail.toolbox.v1.ReadFile
+	(*ReadFileReply)(nil),         // 29: sandtrail.toolbox.v1.ReadFileReply
+	(*WriteFile)(nil),             // 30: sandtrail.toolbox.v1.WriteFile
+	(*WriteFileReply)(nil),        // 31: sandtrail.toolbox.v1.WriteFileReply
+	(*ListFiles)(nil),             // 32: sandtrail.toolbox.v1.ListFiles
+	(*ListFilesReply)(nil),        // 33: sandtrail.toolbox.v1.ListFilesReply
+	(*FileEntry)(nil),             // 34: sandtrail.toolbox.v1.FileEntry
+	(*Shutdown)(nil),              // 35: sandtrail.toolbox.v1.Shutdown
+	(*ShutdownReply)(nil),         // 36: sandtrail.toolbox.v1.ShutdownReply
+	nil,                           // 37: sandtrail.toolbox.v1.Configure.EnvEntry
+	nil,                           // 38: sandtrail.toolbox.v1.Start.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 40: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 41: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
-	3,  // 0: sandtrail.toolbox.v1.Request.hello:type_name -> sandtrail.toolbox.v1.Hello
-	5,  // 1: sandtrail.toolbox.v1.Request.start:type_name -> sandtrail.toolbox.v1.Start
-	11, // 2: sandtrail.toolbox.v1.Request.attach:type_name -> sandtrail.toolbox.v1.Attach
-	15, // 3: sandtrail.toolbox.v1.Request.stdin:type_name -> sandtrail.toolbox.v1.Stdin
-	17, // 4: sandtrail.toolbox.v1.Request.signal:type_name -> sandtrail.toolbox.v1.Signal
-	19, // 5: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
-	23, // 6: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
-	25, // 7: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
-	27, // 8: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
-	29, // 9: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
-	32, // 10: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
-	21, // 11: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
-	2,  // 12: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
-	4,  // 13: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
-	6,  // 14: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
-	12, // 15: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
-	16, // 16: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
-	18, // 17: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
-	20, // 18: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
-	24, // 19: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
-	26, // 20: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
-	28, // 21: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
-	30, // 22: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
-	33, // 23: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
-	22, // 24: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
-	35, // 25: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
-	34, // 26: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
-	7,  // 27: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
-	8,  // 28: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
-	35, // 29: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
-	36, // 30: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
-	9,  // 31: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
-	9,  // 32: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
-	35, // 33: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	37, // 34: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
-	10, // 35: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	13, // 36: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	14, // 37: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	8,  // 38: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	7,  // 39: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	36, // 40: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	31, // 41: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	35, // 42: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	36, // 43: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	1,  // 0: sandtrail.toolbox.v1.Request.target:type_name -> sandtrail.toolbox.v1.Target
+	4,  // 1: sandtrail.toolbox.v1.Request.hello:type_name -> sandtrail.toolbox.v1.Hello
+	8,  // 2: sandtrail.toolbox.v1.Request.start:type_name -> sandtrail.toolbox.v1.Start
+	14, // 3: sandtrail.toolbox.v1.Request.attach:type_name -> sandtrail.toolbox.v1.Attach
+	18, // 4: sandtrail.toolbox.v1.Request.stdin:type_name -> sandtrail.toolbox.v1.Stdin
+	20, // 5: sandtrail.toolbox.v1.Request.signal:type_name -> sandtrail.toolbox.v1.Signal
+	22, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
+	26, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
+	28, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
+	30, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
+	32, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
+	35, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
+	24, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
+	6,  // 13: sandtrail.toolbox.v1.Request.configure:type_name -> sandtrail.toolbox.v1.Configure
+	3,  // 14: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
+	5,  // 15: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
+	9,  // 16: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
+	15, // 17: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
+	19, // 18: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
+	21, // 19: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
+	23, // 20: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
+	27, // 21: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
+	29, // 22: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
+	31, // 23: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
+	33, // 24: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
+	36, // 25: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
+	25, // 26: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
+	7,  // 27: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
+	39, // 28: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
+	37, // 29: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
+	38, // 30: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
+	10, // 31: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
+	11, // 32: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
+	39, // 33: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
+	40, // 34: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
+	12, // 35: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
+	12, // 36: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
+	39, // 37: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
+	41, // 38: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	13, // 39: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	16, // 40: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	17, // 41: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	11, // 42: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	10, // 43: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	40, // 44: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	34, // 45: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	39, // 46: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	40, // 47: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
@@ -2870,8 +3088,9 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Request_ListFiles)(nil),
 		(*Request_Shutdown)(nil),
 		(*Request_Forget)(nil),
+		(*Request_Configure)(nil),
 	}
-	file_toolbox_v1_toolbox_proto_msgTypes[1].OneofWrappers = []any{
+	file_toolbox_v1_toolbox_proto_msgTypes[2].OneofWrappers = []any{
 		(*Response_Hello)(nil),
 		(*Response_Start)(nil),
 		(*Response_Attach)(nil),
@@ -2884,8 +3103,9 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Response_ListFiles)(nil),
 		(*Response_Shutdown)(nil),
 		(*Response_Forget)(nil),
+		(*Response_Configure)(nil),
 	}
-	file_toolbox_v1_toolbox_proto_msgTypes[12].OneofWrappers = []any{
+	file_toolbox_v1_toolbox_proto_msgTypes[15].OneofWrappers = []any{
 		(*AttachEvent_Data)(nil),
 		(*AttachEvent_Skip)(nil),
 		(*AttachEvent_End)(nil),
@@ -2896,7 +3116,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_toolbox_v1_toolbox_proto_rawDesc), len(file_toolbox_v1_toolbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
