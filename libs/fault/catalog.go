@@ -126,6 +126,24 @@ var catalog = []Entry{
 		"the sandbox is no longer there and nobody ended it", "create another one; look at the worker",
 	},
 	{
+		ReasonOutOfMemory,
+		[]Code{ResourceExhausted},
+		RetryNever,
+		"the sandbox used more memory than it has, and was ended", "create another one, with more `memory_bytes`",
+	},
+	{
+		ReasonEvicted,
+		[]Code{Unavailable},
+		RetryLater,
+		"the cluster took the sandbox off its node: the node ran short, is emptied, or the place was needed for something more important", "create another one",
+	},
+	{
+		ReasonNodeLost,
+		[]Code{Unavailable},
+		RetryLater,
+		"the sandbox's node does not answer any more", "create another one; look at the node",
+	},
+	{
 		ReasonIllegalState,
 		[]Code{FailedPrecondition, Conflict},
 		RetryNever,
@@ -143,6 +161,24 @@ var catalog = []Entry{
 		[]Code{ResourceExhausted},
 		RetryNever,
 		"a limit of the tenant, the worker or the sandbox is reached; the message names it", "end something, or raise it",
+	},
+	{
+		ReasonUnschedulable,
+		[]Code{ResourceExhausted, FailedPrecondition},
+		RetryLater,
+		"no node of the cluster takes the sandbox; the message has the scheduler's reasons", "ask for less, wait for room, or have nodes added",
+	},
+	{
+		ReasonClusterRefused,
+		[]Code{FailedPrecondition, Unavailable},
+		RetryDepends,
+		"a policy or a webhook of the cluster does not let the sandbox in, or cannot be asked; the message has its words", "ask the operator of the cluster",
+	},
+	{
+		ReasonVolumeFailed,
+		[]Code{Unavailable, FailedPrecondition},
+		RetryDepends,
+		"the volume of the workspace cannot be made, found or mounted; the message says why", "check the storage class; look at the claim",
 	},
 	{
 		ReasonImageNotFound,
@@ -164,9 +200,9 @@ var catalog = []Entry{
 	},
 	{
 		ReasonRuntimeFailed,
-		[]Code{Internal, FailedPrecondition},
-		RetryNever,
-		"the worker could not start the sandbox", "run `sandtrail doctor` on the worker",
+		[]Code{Internal, FailedPrecondition, Unavailable},
+		RetryDepends,
+		"the worker could not start the sandbox", "run `sandtrail doctor` on the worker; in a cluster the message says what to look at",
 	},
 	{
 		ReasonStartDeadline,
