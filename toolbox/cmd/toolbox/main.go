@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/sandtrail/sandtrail/toolbox/guest"
+	"github.com/sandtrail/sandtrail/toolbox/install"
 	"github.com/sandtrail/sandtrail/toolbox/keeper"
 )
 
@@ -25,6 +26,14 @@ func main() {
 		if err := guest.Init(os.Stdin, os.Stdout); err != nil {
 			os.Exit(1)
 		}
+	case "install":
+		if len(os.Args) != 3 {
+			usage()
+		}
+		if err := install.To(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	case "version":
 		fmt.Println(version)
 	default:
@@ -33,6 +42,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | install DIRECTORY | version")
 	os.Exit(2)
 }
