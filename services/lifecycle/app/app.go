@@ -179,6 +179,9 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 		Worker: cfg.Worker, Every: cfg.ReconcileEvery, SampleEvery: cfg.SampleEvery, StartDeadline: cfg.StartDeadline,
 		OrphanGrace: cfg.OrphanGrace, WorkspaceGrace: cfg.KeepWorkspace,
 	}, d.Events, d.Events, driver, a.role, busy, a.live, a.log, d.Now)
+	if n, ok := driver.(runtime.Notifier); ok {
+		n.OnChange(a.reconcile.Notify)
+	}
 	starts, err := metrics.NewStarts(ctx, a.js, d.Events, cfg.Worker)
 	if err != nil {
 		return err
@@ -241,13 +244,12 @@ func (a *App) Run(ctx context.Context) error {
 		g.Go(func() error { return a.sweep(ctx) })
 	}
 	if a.role != nil {
-		g.Go(func() error { return a.heartbeat.Run(ctx, a.js) })
 		// A lane for every sandbox that there may be: one that waits for a slow registry holds up nobody else's, nor its own end.
 		lanes := max(a.cfg.Lanes, min(maxLanes, a.cfg.MaxSandboxes+16))
 		g.Go(func() error {
 			return a.consume(ctx, topology.ConsumerWorker(a.cfg.Worker), lanes, "sandbox.work", a.role.Handle)
 		})
-		g.Go(func() error { return a.reconcile.Run(ctx) })
+		g.Go(func() error { return a.lead(ctx) })
 		g.Go(func() error { return a.starts.Run(ctx) })
 	}
 	return g.Wait()

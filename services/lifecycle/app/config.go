@@ -26,6 +26,9 @@ type Config struct {
 	Region string
 	// Roles of this process: scheduler and worker.
 	Roles []string
+	// Shared: several processes have this worker's role, as replicas in front of a cluster. Commands are shared among them; one at a
+	// time reconciles and reports for the worker.
+	Shared bool
 	// StateDir holds sandboxes, workspaces and images. Needed by the worker role.
 	StateDir string
 	// SealKeyFile holds the key that the gateway seals environments with. Needed by the worker role.

@@ -26,6 +26,8 @@ type host struct {
 	destroy func(id string) error
 	// silent sandboxes live and do not answer.
 	silent map[string]bool
+	// told are called with each change that a test tells.
+	told []func(id string)
 }
 
 type box struct {
@@ -43,6 +45,15 @@ func (h *host) with(f func(*host)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f(h)
+}
+
+// tell says that something of a sandbox has changed.
+func (h *host) tell(id string) {
+	var told []func(string)
+	h.with(func(h *host) { told = slices.Clone(h.told) })
+	for _, f := range told {
+		f(id)
+	}
 }
 
 func (h *host) ids() []string {
@@ -64,6 +75,11 @@ func (h *host) spec(id string) runtime.Spec {
 type driver struct {
 	host *host
 	at   func(step string) error
+}
+
+// OnChange implements runtime.Notifier.
+func (d *driver) OnChange(f func(id string)) {
+	d.host.with(func(h *host) { h.told = append(h.told, f) })
 }
 
 func (d *driver) Create(ctx context.Context, s runtime.Spec) (runtime.Created, error) {

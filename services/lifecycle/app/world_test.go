@@ -104,6 +104,8 @@ type process struct {
 	// point is the step at which it kills itself, once.
 	point string
 	hit   atomic.Bool
+	// lists counts the passes of its reconciler.
+	lists atomic.Int64
 }
 
 func (w *world) start(change ...func(*app.Config)) *process { return w.startUntil("", change...) }
@@ -136,7 +138,7 @@ func (w *world) measured(point string, change ...func(*app.Config)) (*process, *
 	require.NoError(w.t, err)
 	w.hasten()
 	go func() {
-		if err := a.Run(ctx); !p.dead.Load() {
+		if err := a.Run(ctx); !p.dead.Load() && (err != nil || ctx.Err() == nil) {
 			w.t.Errorf("a process of lifecycle ended that nobody killed: %v", err)
 		}
 	}()
@@ -160,6 +162,9 @@ func (w *world) hasten() {
 func (p *process) at(step string) error {
 	if p.dead.Load() {
 		return errKilled
+	}
+	if step == "list" {
+		p.lists.Add(1)
 	}
 	if p.point != "" && step == p.point {
 		p.hit.Store(true)

@@ -61,6 +61,9 @@ type Reconciler struct {
 
 	found    atomic.Pointer[look]
 	failures atomic.Uint64
+	// leads while Run runs.
+	leads atomic.Bool
+	hints *hints
 	// pass keeps passes apart.
 	pass sync.Mutex
 
@@ -85,7 +88,7 @@ func New(
 	log *slog.Logger, now func() time.Time,
 ) *Reconciler {
 	return &Reconciler{
-		cfg: cfg, log: log, events: events, find: find, driver: driver, role: role, busy: busy, live: live, now: now,
+		cfg: cfg, log: log, events: events, find: find, driver: driver, role: role, busy: busy, live: live, now: now, hints: newHints(),
 		seen: map[string]time.Time{}, sampled: map[string]time.Time{}, silent: map[string]time.Time{},
 	}
 }
@@ -125,13 +128,26 @@ func (r *Reconciler) Found() (exist, alive int, at time.Time) {
 // Failures counts the passes that did not put everything right.
 func (r *Reconciler) Failures() uint64 { return r.failures.Load() }
 
-// Run makes a pass at once and then every Config.Every until ctx ends. A pass that fails is logged; the next one tries again.
+// Run makes a pass at once and then every Config.Every until ctx ends, and looks at what Notify names in between. A pass that fails
+// is logged; the next one tries again. It may be run again after it ended.
 func (r *Reconciler) Run(ctx context.Context) error {
 	select {
 	case <-r.live.Ready():
 	case <-ctx.Done():
 		return nil
 	}
+	r.leads.Store(true)
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		r.follow(ctx)
+	}()
+	defer func() {
+		r.leads.Store(false)
+		<-followed
+		// Whoever reconciles next knows better.
+		r.found.Store(nil)
+	}()
 	tick := time.NewTicker(r.cfg.Every)
 	defer tick.Stop()
 	for {
