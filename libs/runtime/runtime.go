@@ -75,8 +75,12 @@ type Usage struct {
 	MemoryAvgBytes  uint64
 	DiskReadBytes   uint64
 	DiskWriteBytes  uint64
-	Uptime          time.Duration
-	Method          string
+	// Network bytes that came in and went out, where the sandbox has a network.
+	NetworkIngressBytes uint64
+	NetworkEgressBytes  uint64
+
+	Uptime time.Duration
+	Method string
 }
 
 // Driver makes, ends and observes sandboxes. Every method may be repeated: it finds what an earlier call left half done.

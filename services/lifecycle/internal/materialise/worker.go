@@ -124,6 +124,7 @@ func Metrics(u runtime.Usage) *commonv1.UsageMetrics {
 	m := &commonv1.UsageMetrics{
 		CpuMs: u.CPUMillis, MemoryPeakBytes: u.MemoryPeakBytes, MemoryAvgBytes: u.MemoryAvgBytes,
 		DiskReadBytes: u.DiskReadBytes, DiskWriteBytes: u.DiskWriteBytes,
+		NetworkIngressBytes: u.NetworkIngressBytes, NetworkEgressBytes: u.NetworkEgressBytes,
 	}
 	if proto.Size(m) == 0 {
 		return nil
