@@ -30,43 +30,62 @@ func missing(name string) Difference {
 	return Difference{Name: name, Field: "exists", Want: "true", Have: "false"}
 }
 
+func (d Difference) missing() bool { return d == missing(d.Name) }
+
 // Diff lists what Ensure would make or change, and changes nothing. What a worker needs is not part of it: see DiffWorker.
 func Diff(ctx context.Context, js jetstream.JetStream, o Options) ([]Difference, error) {
 	o = o.withDefaults()
 	var all []Difference
 	for _, want := range streams(o) {
-		have, err := js.Stream(ctx, want.Name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			all = append(all, missing(want.Name))
-			continue
-		}
+		found, _, err := diffStream(ctx, js, want)
 		if err != nil {
-			return nil, fmt.Errorf("read stream %s: %w", want.Name, err)
+			return nil, err
 		}
-		config := have.CachedInfo().Config
-		want.Replicas = max(want.Replicas, config.Replicas)
-		all = append(all, compare(want.Name, want, config)...)
-		if config.Metadata[MetaIncarnation] == "" {
-			all = append(all, Difference{Name: want.Name, Field: "metadata." + MetaIncarnation, Want: "any", Have: "null"})
-		}
+		all = append(all, found...)
 	}
 	for _, want := range buckets(o) {
-		have, err := js.KeyValue(ctx, want.Bucket)
-		if errors.Is(err, jetstream.ErrBucketNotFound) {
-			all = append(all, missing(want.Bucket))
-			continue
-		}
+		found, _, err := diffBucket(ctx, js, want)
 		if err != nil {
-			return nil, fmt.Errorf("read bucket %s: %w", want.Bucket, err)
+			return nil, err
 		}
-		status, err := have.Status(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("read bucket %s: %w", want.Bucket, err)
-		}
-		want.Replicas = max(want.Replicas, status.Config().Replicas)
-		all = append(all, compare(want.Bucket, want, status.Config())...)
+		all = append(all, found...)
 	}
 	return diffConsumers(ctx, js, all, consumers())
+}
+
+// diffStream compares one stream; info is nil where it is missing.
+func diffStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) ([]Difference, *jetstream.StreamInfo, error) {
+	have, err := js.Stream(ctx, want.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return []Difference{missing(want.Name)}, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read stream %s: %w", want.Name, err)
+	}
+	info := have.CachedInfo()
+	want.Replicas = max(want.Replicas, info.Config.Replicas)
+	all := compare(want.Name, want, info.Config)
+	if info.Config.Metadata[MetaIncarnation] == "" {
+		all = append(all, Difference{Name: want.Name, Field: "metadata." + MetaIncarnation, Want: "any", Have: "null"})
+	}
+	return all, info, nil
+}
+
+// diffBucket compares one bucket; status is nil where it is missing.
+func diffBucket(ctx context.Context, js jetstream.JetStream, want jetstream.KeyValueConfig) ([]Difference, jetstream.KeyValueStatus, error) {
+	have, err := js.KeyValue(ctx, want.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return []Difference{missing(want.Bucket)}, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read bucket %s: %w", want.Bucket, err)
+	}
+	status, err := have.Status(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read bucket %s: %w", want.Bucket, err)
+	}
+	want.Replicas = max(want.Replicas, status.Config().Replicas)
+	return compare(want.Bucket, want, status.Config()), status, nil
 }
 
 // DiffWorker lists what EnsureWorker would make or change, and changes nothing.

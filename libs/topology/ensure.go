@@ -114,13 +114,21 @@ func ensureBucket(ctx context.Context, js jetstream.JetStream, want jetstream.Ke
 	if len(compare(want.Bucket, want, status.Config())) == 0 {
 		return nil
 	}
-	if want.MaxBytes > 0 && uint64(want.MaxBytes) < status.Bytes() {
-		return fault.Newf(fault.FailedPrecondition, fault.ReasonValidation,
-			"lowering max_bytes of bucket %s would remove stored entries", want.Bucket)
+	if err := refuseEntries(want, status); err != nil {
+		return err
 	}
 	want.Metadata = merged(status.Metadata(), want.Metadata)
 	_, err = js.UpdateKeyValue(ctx, want)
 	return err
+}
+
+// refuseEntries refuses an update that would cost a bucket entries.
+func refuseEntries(want jetstream.KeyValueConfig, status jetstream.KeyValueStatus) error {
+	if want.MaxBytes > 0 && uint64(want.MaxBytes) < status.Bytes() {
+		return fault.Newf(fault.FailedPrecondition, fault.ReasonValidation,
+			"lowering max_bytes of bucket %s would remove stored entries", want.Bucket)
+	}
+	return nil
 }
 
 func ensureConsumers(ctx context.Context, js jetstream.JetStream, all []consumer) error {

@@ -49,6 +49,7 @@ var lines = []line{
 	{"sandtrail ls --outp\tjson", "ls --output json"},
 	{"sandtrail ls --output=js\t", "ls --output=json"},
 	{"sandtrail replay sand\tX", "replay sandbox X"},
+	{"sandtrail topology di\t--output js\t", "topology diff --output json"},
 	{"sandtrail cp some-fi\tX:", "cp some-file X:"},
 	{"sandtrail exec X -- cat some-fi\t", "exec X -- cat some-file"},
 }

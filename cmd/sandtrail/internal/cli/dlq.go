@@ -38,8 +38,8 @@ type Log struct {
 
 func (l *Log) json() bool { return l.Output == "json" }
 
-// queue connects to the log. Call done at the end.
-func (l *Log) queue(e *Env) (ctx context.Context, q *dlq.Queue, done func(), err error) {
+// connect to the log. Call done at the end.
+func (l *Log) connect(e *Env) (ctx context.Context, js jetstream.JetStream, done func(), err error) {
 	options := []nats.Option{nats.Name("sandtrail-cli"), nats.Timeout(5 * time.Second)}
 	if l.NATSCreds != "" {
 		options = append(options, nats.UserCredentials(l.NATSCreds))
@@ -50,18 +50,27 @@ func (l *Log) queue(e *Env) (ctx context.Context, q *dlq.Queue, done func(), err
 		return nil, nil, nil, fault.New(fault.Unavailable, fault.ReasonLogUnavailable,
 			"NATS cannot be reached (--nats, SANDTRAIL_NATS; `sandtrail up` runs one)").Because(err)
 	}
-	js, err := jetstream.New(nc)
+	js, err = jetstream.New(nc)
 	if err != nil {
 		nc.Close()
 		return nil, nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
 	ctx, stop := e.interruptible()
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
-	return ctx, dlq.New(js, jslog.New(js)), func() {
+	return ctx, js, func() {
 		cancel()
 		stop()
 		nc.Close()
 	}, nil
+}
+
+// queue connects to the log's dead letters. Call done at the end.
+func (l *Log) queue(e *Env) (ctx context.Context, q *dlq.Queue, done func(), err error) {
+	ctx, js, done, err := l.connect(e)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return ctx, dlq.New(js, jslog.New(js)), done, nil
 }
 
 // Which are the flags that choose letters.

@@ -35,6 +35,8 @@ const (
 	ExitUnknown = 244
 	// ExitCancelled: you interrupted it.
 	ExitCancelled = 245
+	// ExitDifferent: the topology is not as it should be.
+	ExitDifferent = 246
 	// ExitFailed: anything else.
 	ExitFailed = 249
 )
@@ -47,6 +49,7 @@ const exitHelp = `Exit codes:
   243  the server was not reached or did not answer in time
   244  an exec was accepted and its outcome is not known
   245  interrupted
+  246  topology diff: the server differs from what it should have
   249  anything else
 `
 

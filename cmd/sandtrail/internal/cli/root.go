@@ -40,7 +40,8 @@ type Root struct {
 	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox as it was."`
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
 
-	DLQ DLQ `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
+	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
+	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
 
 	Completion Completion `cmd:"" group:"This program" help:"Print a script that completes commands in your shell."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`
