@@ -171,9 +171,9 @@ func TestKilledInTheMiddleGivesTheSameState(t *testing.T) {
 	r, _ = run(t, f, again, projection.Options{})
 	wait(t, r, last)
 	require.Equal(t, whole.snapshot(), again.snapshot())
-	// A slow machine stores checkpoints by time as well, so it may have gone on further behind.
+	// A slow machine stores checkpoints by time as well, and the next by number comes so many events behind that one.
 	require.GreaterOrEqual(t, again.count(), 500, "what was not applied is")
-	require.LessOrEqual(t, again.count(), 1200-projection.SaveEvery, "it went on behind the checkpoint")
+	require.LessOrEqual(t, again.count(), 1200-(700-projection.SaveEvery), "it went on behind the checkpoint")
 	resume()
 	stop()
 }

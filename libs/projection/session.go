@@ -25,8 +25,10 @@ const (
 	maxPause    = 5 * time.Second
 	// window bounds what is read ahead, in bytes.
 	window = 8 << 20
-	// minIdle is when an idle session looks first; each look without an event doubles it up to look.
-	minIdle = 20 * time.Millisecond
+	// minIdle is when a session that has caught up looks first, calmIdle when one that was not behind does: a look costs three calls
+	// of the server, too much for each pause of a log that is in use. Each look without an event doubles it up to look.
+	minIdle  = 20 * time.Millisecond
+	calmIdle = 500 * time.Millisecond
 	// look is how often an idle session makes sure that the stream is still the one it reads.
 	look = 2 * time.Second
 )
@@ -157,7 +159,7 @@ func (r *Runner) stream(ctx context.Context) (jetstream.Stream, error) {
 
 func (s *session) read(ctx context.Context, works func()) error {
 	// An idle moment is when the view is as far as the log, so it comes soon after the last event.
-	idle := minIdle
+	idle, behind := minIdle, true
 	for {
 		m, ok, err := s.feed.Next(ctx, idle)
 		switch {
@@ -169,14 +171,18 @@ func (s *session) read(ctx context.Context, works func()) error {
 			if err := s.idle(ctx); err != nil {
 				return err
 			}
-			idle = min(idle*2, look)
+			idle, behind = min(idle*2, look), false
 			works()
 			continue
 		}
 		if err := s.take(ctx, m); err != nil {
 			return err
 		}
-		idle = minIdle
+		if behind = behind || m.Left > 0; behind {
+			idle = minIdle
+		} else {
+			idle = calmIdle
+		}
 		works()
 	}
 }
