@@ -2,14 +2,14 @@ package cgroup
 
 import (
 	"bytes"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // longest file of counters that is read; memory.stat has about 2 KiB.
@@ -67,8 +67,8 @@ func (c *counters) parse(dir, name string, fn func([]byte)) {
 	if c.text == nil {
 		c.text = make([]byte, longest)
 	}
-	// The kernel makes the text anew for each reading from the start.
-	if n, err := f.ReadAt(c.text, 0); n > 0 && (err == nil || errors.Is(err, io.EOF)) {
+	// The kernel makes the text anew for each reading from the start, and gives all of it at once: ReadAt would ask twice.
+	if n, err := unix.Pread(int(f.Fd()), c.text, 0); n > 0 && err == nil {
 		fn(c.text[:n])
 	}
 }
@@ -104,18 +104,26 @@ func (g *Group) Stats() Stats {
 	c := &g.counters
 	if g.unified {
 		return Stats{
-			CPU:         time.Duration(c.keyed(g.v2, "cpu.stat", "usage_usec")[0]) * time.Microsecond,
+			CPU:         g.CPU(),
 			MemoryBytes: c.number(g.v2, "memory.current"),
 			MemoryPeak:  c.number(g.v2, "memory.peak"),
 			OOMKills:    g.OOMKills(),
 		}
 	}
 	return Stats{
-		CPU:         time.Duration(c.number(g.v1["cpuacct"], "cpuacct.usage")),
+		CPU:         g.CPU(),
 		MemoryBytes: c.number(g.v1["memory"], "memory.usage_in_bytes"),
 		MemoryPeak:  c.number(g.v1["memory"], "memory.max_usage_in_bytes"),
 		OOMKills:    g.OOMKills(),
 	}
+}
+
+// CPU is that counter alone.
+func (g *Group) CPU() time.Duration {
+	if g.unified {
+		return time.Duration(g.counters.keyed(g.v2, "cpu.stat", "usage_usec")[0]) * time.Microsecond
+	}
+	return time.Duration(g.counters.number(g.v1["cpuacct"], "cpuacct.usage"))
 }
 
 // OOMKills is that counter alone.

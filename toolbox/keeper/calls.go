@@ -12,19 +12,18 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/ends"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
 const (
-	// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, on disk, up to
-	// maxRemembered of them; an id older than that counts as new.
-	maxEnds       = 128
-	maxRemembered = 16384
+	// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, up to ends.Most of them; an id
+	// older than that counts as new.
+	maxEnds = 128
 	// stdinWait bounds one Stdin call to a program that does not read.
 	stdinWait = 10 * time.Second
 	maxGrace  = time.Minute
@@ -81,7 +80,7 @@ func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.Star
 	return &toolboxv1.StartReply{Started: started, State: p.state()}, nil
 }
 
-// admit takes a place for a new exec, or finds the one that has the id. Neither: its end is on disk.
+// admit takes a place for a new exec, or finds the one that has the id. Neither: only its end is remembered.
 func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -89,7 +88,7 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 		return p, false, nil
 	}
 	dir := k.execDir(r.ExecId)
-	if _, err := os.Lstat(k.endFile(r.ExecId)); err == nil {
+	if k.remembered.Has(r.ExecId) {
 		return nil, false, nil
 	}
 	if lost := k.lostLocked(); lost != "" {
@@ -354,26 +353,13 @@ func (k *Keeper) ListFiles(_ context.Context, r *toolboxv1.ListFiles) (*toolboxv
 	return k.files.List(r)
 }
 
-// record writes an end where it outlives the memory.
-func (k *Keeper) record(p *program) error {
-	b, err := proto.Marshal(p.end)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(k.endFile(p.id), b, 0o600)
-}
-
 // recorded reads the end of an exec that is no longer in memory.
 func (k *Keeper) recorded(id string) (*toolboxv1.End, error) {
-	b, err := os.ReadFile(k.endFile(id))
-	if errors.Is(err, fs.ErrNotExist) {
+	end, err := k.remembered.Get(id)
+	if errors.Is(err, ends.ErrUnknown) {
 		return nil, wire.NewError("not_found", "exec_not_found", "no such command in this sandbox")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read end: %w", err)
-	}
-	end := &toolboxv1.End{}
-	if err := proto.Unmarshal(b, end); err != nil {
 		return nil, fmt.Errorf("read end: %w", err)
 	}
 	return end, nil

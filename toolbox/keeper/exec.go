@@ -255,6 +255,5 @@ func describe(err error) string {
 	return err.Error()
 }
 
-// execDir holds an exec's output while it is kept, endFile its end, which is kept longer.
+// execDir holds an exec's output while it is kept.
 func (k *Keeper) execDir(id string) string { return filepath.Join(k.spec.Dir, "execs", id) }
-func (k *Keeper) endFile(id string) string { return k.execDir(id) + ".end" }

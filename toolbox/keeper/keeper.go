@@ -25,6 +25,7 @@ import (
 	"time"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/ends"
 	"github.com/sandtrail/sandtrail/toolbox/files"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 	"github.com/sandtrail/sandtrail/toolbox/server"
@@ -47,8 +48,8 @@ type Keeper struct {
 	mu    sync.Mutex
 	execs map[string]*program
 	ends  []*program
-	// remembered are the ids whose ends are on disk, the oldest first.
-	remembered []string
+	// remembered are the ends of execs that are no longer in memory. It is not guarded by mu.
+	remembered *ends.Ends
 	running    int
 	tags       uint32
 	// tidy gives memory back some time after the last exec: most sandboxes do nothing most of the time.
@@ -77,6 +78,9 @@ const maxSpec = 4 << 20
 func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) int {
 	// Little lives for long here, and there is a keeper for every sandbox.
 	debug.SetGCPercent(25)
+	// What a keeper does for one program is a chain of short steps. With several processors the runtime wakes a thread of another core
+	// for each, which costs more than the step; and a sandbox that keeps its keeper busy could take all cores.
+	runtime.GOMAXPROCS(1)
 	var spec launch.Spec
 	if err := json.NewDecoder(io.LimitReader(in, maxSpec)).Decode(&spec); err != nil {
 		return answer(out, launch.Result{Reason: "internal", Message: "the launch description is not valid"})
@@ -144,7 +148,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	}
 	k := &Keeper{
 		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
-		execs: map[string]*program{}, idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack),
+		execs: map[string]*program{}, remembered: ends.New(filepath.Join(spec.Dir, "execs")), idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack),
 	}
 	k.meter.looks = k.look
 	if k.warden, err = k.newWarden(); err != nil {
@@ -231,7 +235,7 @@ func (k *Keeper) lostLocked() string {
 	}
 }
 
-// ended frees the exec's place. The oldest ends in memory give way: of those the end stays on disk, the output goes.
+// ended frees the exec's place. The oldest ends in memory give way: of those the end is remembered, the output goes.
 func (k *Keeper) ended(p *program) {
 	k.mu.Lock()
 	k.running--
@@ -247,24 +251,15 @@ func (k *Keeper) ended(p *program) {
 	if k.running == 0 {
 		k.tidy.Reset(tidyAfter)
 	}
-	var forgotten string
-	k.remembered = append(k.remembered, p.id)
-	if len(k.remembered) > maxRemembered {
-		forgotten = k.remembered[0]
-		k.remembered = k.remembered[1:]
-	}
 	k.mu.Unlock()
 	if old != nil {
 		k.drop(old)
 	}
-	if forgotten != "" {
-		_ = os.Remove(k.endFile(forgotten))
-	}
 }
 
-// drop removes an ended exec's output from memory and disk. Its end goes to disk first: until now memory knew that it has run.
+// drop removes an ended exec's output from memory and disk. Its end is remembered first: until now memory knew that it has run.
 func (k *Keeper) drop(p *program) {
-	if err := k.record(p); err != nil {
+	if err := k.remembered.Put(p.id, p.end); err != nil {
 		k.log.Error("end not recorded", "exec", p.id, "error", err)
 	}
 	k.mu.Lock()
@@ -365,6 +360,7 @@ func (k *Keeper) close() error {
 		}
 	}
 	var errs []error
+	k.remembered.Close()
 	errs = append(errs, os.RemoveAll(k.box.path("execs")))
 	for _, name := range []string{server.Socket, "keeper.pid"} {
 		if err := os.Remove(k.box.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {

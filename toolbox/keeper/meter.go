@@ -1,15 +1,17 @@
 package keeper
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	"github.com/sandtrail/sandtrail/toolbox/cgroup"
@@ -52,8 +54,9 @@ type account struct {
 
 // meter measures a sandbox by its cgroup and by the reads and writes of its sentry, and splits that among execs.
 type meter struct {
-	gauge  *gauge
-	sentry int
+	gauge *gauge
+	// io is the sentry's count of its reads and writes, held open; nil where it cannot be read.
+	io *os.File
 	// times asks the sentry for the time of the execs' processes.
 	times func(context.Context, []uint32) (map[uint32]time.Duration, error)
 	// piped are bytes between us and programs, and answered those of the sentry's answers to us: the sentry's own counters have them
@@ -76,7 +79,8 @@ type meter struct {
 }
 
 func newMeter(box *sandbox) *meter {
-	m := &meter{gauge: &gauge{box: box}, sentry: box.pid, times: box.control.Times, answered: box.control.Written, open: map[*account]struct{}{}}
+	m := &meter{gauge: &gauge{box: box}, times: box.control.Times, answered: box.control.Written, open: map[*account]struct{}{}}
+	m.io, _ = os.Open(fmt.Sprintf("/proc/%d/io", box.pid))
 	s := m.gauge.stats()
 	m.last, m.total.peak = m.read(s), s.MemoryPeak
 	return m
@@ -86,23 +90,28 @@ func newMeter(box *sandbox) *meter {
 func (m *meter) read(s cgroup.Stats) counters {
 	c := m.last
 	c.cpu = max(c.cpu, s.CPU)
-	if r, w, ok := processIO(m.sentry); ok {
+	if r, w, ok := processIO(m.io); ok {
 		in, out := float64(m.pipedIn.Load()), float64(m.pipedOut.Load()+m.answered())
 		c.read, c.write = max(c.read, r-in), max(c.write, w-out)
 	}
 	return c
 }
 
-// processIO is what a process has read and written through system calls, page cache included.
-func processIO(pid int) (read, written float64, ok bool) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+// processIO is what a process has read and written through system calls, page cache included, by its file in /proc. That of a process
+// that has ended cannot be read.
+func processIO(f *os.File) (read, written float64, ok bool) {
+	if f == nil {
+		return 0, 0, false
+	}
+	text := make([]byte, 512)
+	n, err := unix.Pread(int(f.Fd()), text, 0)
 	if err != nil {
 		return 0, 0, false
 	}
-	for line := range strings.Lines(string(b)) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		n, _ := strconv.ParseFloat(value, 64)
-		switch key {
+	for line := range bytes.Lines(text[:n]) {
+		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(": "))
+		n, _ := strconv.ParseFloat(string(value), 64)
+		switch string(key) {
 		case "rchar":
 			read, ok = n, true
 		case "wchar":
