@@ -231,6 +231,31 @@ func (g *Group) Limit(l Limits) error {
 		write(g.v1["pids"], "pids.max", text(l.PIDs, "max")))
 }
 
+// Weigh makes a group weigh a part of what its limit gives it: so many times less against its siblings where CPU is scarce.
+func (g *Group) Weigh(cpuMillis uint32, less uint64) error {
+	part := func(one, least, most uint64) string {
+		n, _ := strconv.ParseUint(weightOf(cpuMillis, one, least, most), 10, 64)
+		return strconv.FormatUint(max(n/max(less, 1), least), 10)
+	}
+	if g.unified {
+		return write(g.v2, "cpu.weight", part(100, 1, 10_000))
+	}
+	return write(g.v1["cpu"], "cpu.shares", part(1024, 2, 262_144))
+}
+
+// Weight is what the group weighs now, in the unit of its hierarchy: 1024 (version 1) or 100 (version 2) for a limit of one CPU.
+func (g *Group) Weight() (uint64, error) {
+	file := filepath.Join(g.v1["cpu"], "cpu.shares")
+	if g.unified {
+		file = filepath.Join(g.v2, "cpu.weight")
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+}
+
 // noSwap keeps a group in memory: on version 2 its limit does not count what is swapped out. Not every kernel counts swap.
 func noSwap(dir string) error {
 	if err := write(dir, "memory.swap.max", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -113,7 +113,12 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 		return nil, false, err
 	}
 	k.execs[p.id] = p
-	k.running++
+	if k.running++; k.running == 1 {
+		select {
+		case k.stir <- struct{}{}:
+		default:
+		}
+	}
 	return p, true, nil
 }
 

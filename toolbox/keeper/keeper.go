@@ -38,6 +38,8 @@ type Keeper struct {
 	log     *slog.Logger
 	box     *sandbox
 	meter   *meter
+	// stir holds a value when a command began in a sandbox that ran none.
+	stir chan struct{}
 	// warden may be nil.
 	warden  *warden
 	files   *files.Files
@@ -107,6 +109,7 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 		gone()
 	}()
 	go k.watch()
+	go k.balance()
 	go k.signals(term)
 	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
 	if err := server.Serve(ctx, l, k, server.WithLog(log), server.WithLife(life)); err != nil {
@@ -148,7 +151,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	}
 	k := &Keeper{
 		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
-		execs: map[string]*program{}, remembered: ends.New(filepath.Join(spec.Dir, "execs")), idle: make(chan struct{}), tidy: time.AfterFunc(tidyAfter, giveBack),
+		execs: map[string]*program{}, remembered: ends.New(filepath.Join(spec.Dir, "execs")), idle: make(chan struct{}), stir: make(chan struct{}, 1), tidy: time.AfterFunc(tidyAfter, giveBack),
 	}
 	k.meter.looks = k.look
 	if k.warden, err = k.newWarden(); err != nil {

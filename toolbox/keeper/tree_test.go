@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 	"github.com/sandtrail/sandtrail/toolbox/keeper/keepertest"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
@@ -120,6 +121,23 @@ func TestOpenFilesAndCPU(t *testing.T) {
 	require.Equal(t, "64\n", b.Sh(t, "ulimit -n; ulimit -n 65 2>/dev/null").Stdout)
 	o := b.Sh(t, "timeout 1 sh -c 'while :; do :; done'")
 	require.Less(t, o.Usage.CpuMs*1000, o.WallTimeUs*40/100)
+}
+
+// Also what a command left behind, which nobody follows.
+func TestABusySandboxWeighsLess(t *testing.T) {
+	b := keepertest.Start(t, func(s *launch.Spec) { s.CPUMillis = 100 })
+	g, err := cgroup.Open(b.Spec.Cgroup)
+	require.NoError(t, err)
+	weight := func() float64 {
+		n, err := g.Weight()
+		require.NoError(t, err)
+		return float64(n)
+	}
+	full := weight()
+	b.Sh(t, "(sh -c 'while [ ! -e /workspace/stop ]; do :; done') >/dev/null 2>&1 &")
+	require.Eventually(t, func() bool { return weight() < full/4 }, time.Minute, 50*time.Millisecond, "it works without a pause")
+	b.Sh(t, "touch /workspace/stop")
+	require.Eventually(t, func() bool { return weight() == full }, time.Minute, 50*time.Millisecond, "it rests")
 }
 
 // A child that outlives its command keeps running, also when it prints.
