@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -59,6 +60,9 @@ type Config struct {
 	StartDeadline time.Duration
 	// OutputMemory bounds the output held for all commands together (64 MiB); full: programs are held back.
 	OutputMemory int64
+	// FloodRate is how many bytes a second all sandboxes that flood with output may write together while others work (8 MiB for each
+	// CPU); less than 0: as many as they can.
+	FloodRate int64
 	// ToolboxGrace is how long a toolbox may be silent before its sandbox counts as lost (10 s).
 	ToolboxGrace time.Duration
 	// NoReceipts leaves the bucket of receipts to another instance.
@@ -72,8 +76,14 @@ func (c Config) withDefaults() Config {
 	if c.OutputMemory == 0 {
 		c.OutputMemory = 64 << 20
 	}
+	if c.FloodRate == 0 {
+		c.FloodRate = floodPerCPU * int64(runtime.GOMAXPROCS(0))
+	}
 	return c
 }
+
+// floodPerCPU takes about a tenth of a CPU in this service and what is before and behind it.
+const floodPerCPU = 8 << 20
 
 // Validate reports every mistake at once.
 func (c Config) Validate() error {
@@ -189,7 +199,7 @@ func (a *App) build(ctx context.Context) error {
 	log := a.deps.Log.With("service", "exec", "worker", a.cfg.Worker)
 	a.log = jslog.New(a.deps.JS)
 	out, err := relay.New(ctx, a.deps.JS, topology.StreamOutput, relay.Options{
-		Budget: semaphore.NewWeighted(a.cfg.OutputMemory), Log: log,
+		Budget: semaphore.NewWeighted(a.cfg.OutputMemory), Fair: a.fair(), Log: log,
 	})
 	if err != nil {
 		return err
@@ -209,6 +219,13 @@ func (a *App) build(ctx context.Context) error {
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
 	})
 	return nil
+}
+
+func (a *App) fair() *relay.Fair {
+	if a.cfg.FloodRate < 0 {
+		return nil
+	}
+	return relay.NewFair(float64(a.cfg.FloodRate))
 }
 
 func (a *App) alive(sandbox string) bool { return a.toolboxes != nil && a.toolboxes.Alive(sandbox) }

@@ -26,7 +26,9 @@ type Options struct {
 	Limit uint64
 	// Budget bounds all execs together; nil: only QueueBytes bounds each.
 	Budget Budget
-	Log    *slog.Logger
+	// Fair holds floods back while other sandboxes work; nil: nothing does.
+	Fair *Fair
+	Log  *slog.Logger
 }
 
 func (o Options) withDefaults() Options {
@@ -67,6 +69,8 @@ type Exec struct {
 	ID string
 	// Subject is subject.Output of the exec.
 	Subject string
+	// Sandbox is whose output it is for Options.Fair.
+	Sandbox string
 	// Limit is how many bytes of each stream are stored as they come; 0 is Options.Limit. Of what comes behind them the last TailBytes
 	// are stored at the end (Limit, if that is less), what lies between is a gap.
 	Limit uint64
@@ -89,6 +93,13 @@ func New(ctx context.Context, js jetstream.JetStream, stream string, o Options) 
 		return nil, fmt.Errorf("open stream %s: %w", stream, err)
 	}
 	return &Relay{js: js, out: out, opts: o.withDefaults()}, nil
+}
+
+// Begin says that a command begins in a sandbox: floods of others make room for it from now on.
+func (r *Relay) Begin(sandbox string) {
+	if r.opts.Fair != nil {
+		r.opts.Fair.Begin(sandbox)
+	}
 }
 
 // Position reads how far the exec's output is stored; the zero Position where nothing is.
@@ -122,7 +133,12 @@ func (r *Relay) Run(ctx context.Context, x Exec, pos Position, attach Attach) (P
 		pump <- pumped{end, err}
 	}()
 	p := r.publisher(x, pos)
-	err := p.drain(ctx, q)
+	err := p.drain(ctx, q, func(n int) time.Duration {
+		if r.opts.Fair == nil {
+			return 0
+		}
+		return r.opts.Fair.Charge(x.Sandbox, n)
+	})
 	if err != nil {
 		// The pump may wait for room that nobody makes any more.
 		cancel()
@@ -143,19 +159,27 @@ type pumped struct {
 	err error
 }
 
-// drain stores what comes until the queue is closed and empty.
-func (p *publisher) drain(ctx context.Context, q *queue) error {
-	var last time.Time
+// drain stores what comes until the queue is closed and empty. charge says how long the next chunk must wait behind one of n bytes:
+// the queue fills up meanwhile, and once the toolbox's spool is full too the program waits. The end of the output waits for nothing.
+func (p *publisher) drain(ctx context.Context, q *queue, charge func(n int) time.Duration) error {
+	var last, free time.Time
 	for {
 		s, ok := q.next(ctx, last)
 		if !ok {
 			return ctx.Err()
 		}
+		if d := time.Until(free); d > 0 {
+			if err := sleep(ctx, d); err != nil {
+				return err
+			}
+		}
 		err := p.publish(ctx, s)
+		n := len(s.data)
 		q.stored(s)
 		if err != nil {
 			return fmt.Errorf("store output: %w", err)
 		}
 		last = time.Now()
+		free = last.Add(charge(n))
 	}
 }

@@ -55,6 +55,7 @@ func (r *Runner) handleStart(ctx context.Context, agg subject.Aggregate, cmd *co
 	if err := r.check(cmd.GetStart()); err != nil {
 		return r.answer(ctx, cmd, 0, err)
 	}
+	r.deps.Relay.Begin(agg.Sandbox)
 	began := time.Now()
 	x, fresh, err := r.open(agg, cmd.GetCommandId(), false)
 	if err != nil {

@@ -47,7 +47,7 @@ type run struct {
 func newRun(r *Runner, agg subject.Aggregate, commandID string) *run {
 	x := &run{
 		r: r, agg: agg, commandID: commandID,
-		out:      relay.Exec{ID: agg.ID, Subject: subject.Output(agg.Tenant, agg.Sandbox, agg.ID)},
+		out:      relay.Exec{ID: agg.ID, Subject: subject.Output(agg.Tenant, agg.Sandbox, agg.ID), Sandbox: agg.Sandbox},
 		accepted: make(chan struct{}), waits: make(chan struct{}), begun: make(chan struct{}), done: make(chan struct{}),
 		wake: make(chan struct{}, 1), offers: make(chan *commandsv1.ExecCommand, 1),
 		state: sandbox.Exec{ID: agg.ID, Sandbox: agg.Sandbox, Tenant: agg.Tenant},
