@@ -29,8 +29,10 @@ type Config struct {
 	ClientCA string `json:"clientCA"`
 	// Port that the agent listens on: 7070.
 	Port int32 `json:"port,omitempty"`
-	// Clients may reach the agent: pods of app.kubernetes.io/part-of=sandtrail that are exec or lifecycle, in any namespace.
+	// Clients may reach the agent: pods of app.kubernetes.io/part-of=sandtrail that are exec or lifecycle, in ServicesNamespace.
 	Clients []networkingv1.NetworkPolicyPeer `json:"clients,omitempty"`
+	// ServicesNamespace is where the services run: any.
+	ServicesNamespace string `json:"servicesNamespace,omitempty"`
 	// Profiles by name; the one named default is for every tenant that Tenants does not name.
 	Profiles map[string]Profile `json:"profiles,omitempty"`
 	// Tenants gives the profile of a tenant.
@@ -41,7 +43,7 @@ type Config struct {
 type Toolbox struct {
 	// Image reference, by digest if it shall never change. No default.
 	Image string `json:"image"`
-	// Path of the binary in the image: /toolbox.
+	// Path of the binary in the image: /usr/bin/sandtrail-toolbox.
 	Path string `json:"path,omitempty"`
 	// Source is how it comes into the pod: "init" copies it with an init container; "image" mounts the image as a volume, which is
 	// faster and needs a cluster and a runtime that have image volumes. Default: init.
@@ -110,11 +112,11 @@ func set[T comparable](field *T, value T) {
 // WithDefaults fills in what is not set.
 func (c Config) WithDefaults() Config {
 	set(&c.Port, 7070)
-	set(&c.Toolbox.Path, "/toolbox")
+	set(&c.Toolbox.Path, "/usr/bin/sandtrail-toolbox")
 	set(&c.Toolbox.Source, SourceInit)
 	// An empty list would let everybody in.
 	if len(c.Clients) == 0 {
-		c.Clients = defaultClients()
+		c.Clients = defaultClients(c.ServicesNamespace)
 	}
 	profiles := map[string]Profile{DefaultProfile: {}}
 	maps.Copy(profiles, c.Profiles)
@@ -162,6 +164,7 @@ func (c Config) Validate() error {
 		}
 	}
 	check(len(validation.IsDNS1123Label(c.Namespace)) == 0, "namespace: %q is not the name of one", c.Namespace)
+	check(c.ServicesNamespace == "" || len(validation.IsDNS1123Label(c.ServicesNamespace)) == 0, "services' namespace: %q is not the name of one", c.ServicesNamespace)
 	check(reference(c.Toolbox.Image), "toolbox image: %q is not a reference", c.Toolbox.Image)
 	check(path.IsAbs(c.Toolbox.Path) && path.Clean(c.Toolbox.Path) == c.Toolbox.Path, "toolbox path: %q is not an absolute path", c.Toolbox.Path)
 	check(c.Toolbox.Source == SourceInit || c.Toolbox.Source == SourceImage, "toolbox source: %q is neither %s nor %s", c.Toolbox.Source, SourceInit, SourceImage)

@@ -33,7 +33,7 @@ const id = "0f6f5c1e-6d0e-4a53-9d8b-7b0a3d3d9c11"
 
 func config() Config {
 	return Config{
-		Namespace: "sandboxes", ClientCA: "CA", Toolbox: Toolbox{Image: "registry.example/sandtrail/toolbox:1"},
+		Namespace: "sandboxes", ServicesNamespace: "sandtrail", ClientCA: "CA", Toolbox: Toolbox{Image: "registry.example/sandtrail/toolbox:1"},
 		Profiles: map[string]Profile{"large": {
 			RuntimeClass: "gvisor-kvm", StorageClass: "fast", AccessMode: corev1.ReadWriteOncePod, UID: 2000, GID: 3000,
 			NodeSelector: map[string]string{"pool": "large"}, PriorityClass: "sandboxes", PullSecrets: []string{"acme-registry"},
@@ -209,7 +209,7 @@ func TestEveryMistakeIsReportedAtOnce(t *testing.T) {
 	require.NoError(t, good.Validate())
 	require.NoError(t, Config{Namespace: "s", ClientCA: good.ClientCA, Toolbox: Toolbox{Image: "t:1"}}.Validate())
 	bad := Config{
-		Namespace: "A_b", ClientCA: "no certificate", Toolbox: Toolbox{Path: "x", Source: "magic"}, Port: 80,
+		Namespace: "A_b", ServicesNamespace: "C_d", ClientCA: "no certificate", Toolbox: Toolbox{Path: "x", Source: "magic"}, Port: 80,
 		Profiles: map[string]Profile{"p": {
 			RuntimeClass: "A", StorageClass: "B_", AccessMode: corev1.ReadWriteMany, UID: -1, PullPolicy: "Sometimes", PullSecrets: []string{"C_"},
 			NodeSelector: map[string]string{"a b": "c"}, Annotations: map[string]string{AnnotationTenant: "x"}, PriorityClass: "D_",
@@ -219,7 +219,7 @@ func TestEveryMistakeIsReportedAtOnce(t *testing.T) {
 	}
 	err := bad.Validate()
 	for _, part := range []string{
-		"namespace:", "toolbox image:", "toolbox path:", "toolbox source:", "client CA:", "port:", "profile p: runtime class:", "storage class:", "access mode:",
+		"namespace:", "services' namespace:", "toolbox image:", "toolbox path:", "toolbox source:", "client CA:", "port:", "profile p: runtime class:", "storage class:", "access mode:",
 		"uid, gid:", "pull policy:", "pull secrets:", "node selector:", "annotations:", "priority class:", "cpu request:", "memory request:", "storage request:",
 		"storage:", "max runtime:", "slack:", "grace:", `tenant acme: there is no profile "none"`,
 	} {

@@ -27,9 +27,13 @@ func Policy(c Config) *networkingv1.NetworkPolicy {
 	}
 }
 
-func defaultClients() []networkingv1.NetworkPolicyPeer {
+func defaultClients(servicesNamespace string) []networkingv1.NetworkPolicyPeer {
+	there := &metav1.LabelSelector{}
+	if servicesNamespace != "" {
+		there.MatchLabels = map[string]string{corev1.LabelMetadataName: servicesNamespace}
+	}
 	return []networkingv1.NetworkPolicyPeer{{
-		NamespaceSelector: &metav1.LabelSelector{},
+		NamespaceSelector: there,
 		PodSelector: &metav1.LabelSelector{
 			MatchLabels: map[string]string{"app.kubernetes.io/part-of": "sandtrail"},
 			MatchExpressions: []metav1.LabelSelectorRequirement{
