@@ -15,9 +15,10 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/sandtrail, bin/toolbox and one binary for each service
+build: ## Build bin/sandtrail, bin/toolbox, bin/sandtrail-agent and one binary for each service
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/toolbox ./toolbox/cmd/toolbox
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/sandtrail-agent ./toolbox/cmd/agent
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail ./cmd/sandtrail
 	@for s in $(SERVICES); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail-$$s ./services/$$s/cmd/$$s || exit 1; done
 

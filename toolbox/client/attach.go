@@ -19,9 +19,10 @@ type Stream struct {
 	events *wire.Events
 	stop   func() bool
 	// kept is where the connection goes behind the End.
-	kept    shelf
-	closing sync.Once
-	ended   atomic.Bool
+	kept     shelf
+	identity string
+	closing  sync.Once
+	ended    atomic.Bool
 }
 
 // Attach asks for the output of an exec and does not wait for any: an unknown exec is the first Recv's error. When ctx ends
@@ -32,19 +33,23 @@ func (c *Client) Attach(ctx context.Context, r *toolboxv1.Attach) (_ *Stream, er
 		ctx, end = c.observe(ctx, "attach")
 		defer func() { end(err) }()
 	}
-	conn := c.kept.take()
+	way, err := c.way(ctx, "attach")
+	if err != nil {
+		return nil, err
+	}
+	conn := c.kept.take(way.Identity)
 	if conn != nil && !silent(conn) {
 		conn.Close()
 		conn = nil
 	}
 	if conn == nil {
-		if conn, err = c.open(ctx, "attach"); err != nil {
+		if conn, err = open(ctx, way, "attach"); err != nil {
 			return nil, err
 		}
 	}
-	s := &Stream{ctx: ctx, conn: conn, kept: c.kept, events: wire.NewEvents(conn)}
+	s := &Stream{ctx: ctx, conn: conn, kept: c.kept, identity: way.Identity, events: wire.NewEvents(conn)}
 	s.stop = context.AfterFunc(ctx, func() { conn.Close() })
-	req := &toolboxv1.Request{Token: c.token, Call: &toolboxv1.Request_Attach{Attach: r}}
+	req := &toolboxv1.Request{Token: c.token, Target: way.Target, Call: &toolboxv1.Request_Attach{Attach: r}}
 	// A write that failed may be a toolbox that refused and closed: its answer is then waiting for the first Recv.
 	if err := wire.Write(conn, req); err != nil && ctx.Err() != nil {
 		s.Close()
@@ -80,7 +85,7 @@ func (s *Stream) Next() (e *toolboxv1.AttachEvent, length int, err error) {
 	case err != nil:
 		return nil, 0, failure(s.ctx, "attach", err)
 	case res.Error != nil:
-		return nil, 0, wire.FromProto(res.Error)
+		return nil, 0, refusal(s.ctx, "attach", res.Error)
 	}
 	e = res.GetAttach()
 	if e.GetEvent() == nil {
@@ -103,7 +108,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 func (s *Stream) Close() {
 	s.closing.Do(func() {
 		// Behind the End the connection is free for another call, and nothing reads from it any more.
-		if s.stop() && s.ended.Load() && s.kept.give(s.conn) {
+		if s.stop() && s.ended.Load() && s.kept.give(s.conn, s.identity) {
 			return
 		}
 		s.conn.Close()

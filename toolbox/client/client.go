@@ -19,13 +19,25 @@ type Error = wire.Error
 // the call had its effect is then unknown; every call may be made again.
 var ErrUnavailable = errors.New("toolbox is unavailable")
 
+// ErrElsewhere comes with ErrUnavailable: another toolbox answered at the address. The one that was meant has it no more.
+var ErrElsewhere = errors.New("the address belongs to another toolbox")
+
 // Client calls one toolbox. It may be used concurrently.
 type Client struct {
-	dial    func(context.Context) (net.Conn, error)
+	route   func(context.Context) (Route, error)
 	token   string
 	observe Observer
 	// kept are connections to use again.
 	kept shelf
+}
+
+// Route is the way to one toolbox.
+type Route struct {
+	Dial func(context.Context) (net.Conn, error)
+	// Target is whom calls are meant for; nil where the way leads to nobody else.
+	Target *toolboxv1.Target
+	// Identity is another one for another toolbox: a connection is used again only for the one that it was made to.
+	Identity string
 }
 
 // Observer is told of the beginning of each call and by the function it returns of its end: the context it returns is the
@@ -41,7 +53,12 @@ func (c *Client) Observed(o Observer) *Client {
 
 // New returns a client that connects through dial for each call. token is empty where the file system protects the socket.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
-	return &Client{dial: dial, token: token}
+	return NewRouted(Route{Dial: dial}, token)
+}
+
+// NewRouted returns a client that connects by the route for each call.
+func NewRouted(r Route, token string) *Client {
+	return &Client{route: func(context.Context) (Route, error) { return r, nil }, token: token}
 }
 
 // The calls. Errors are *Error, or have ErrUnavailable or the context's error in their chain.
@@ -118,7 +135,7 @@ func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Req
 		return nil, failure(ctx, name, err)
 	}
 	if res.Error != nil {
-		return nil, wire.FromProto(res.Error)
+		return nil, refusal(ctx, name, res.Error)
 	}
 	r := pick(res)
 	if r == nil {
@@ -129,24 +146,41 @@ func call[R any](ctx context.Context, c *Client, name string, req *toolboxv1.Req
 
 // roundTrip sends a request on a kept connection, or on a new one where there is none or the toolbox has closed it meanwhile.
 func (c *Client) roundTrip(ctx context.Context, name string, req *toolboxv1.Request) (*toolboxv1.Response, error) {
-	if conn := c.kept.take(); conn != nil {
-		if res, err := c.try(ctx, conn, req); err == nil || ctx.Err() != nil || errors.As(err, new(*Error)) {
-			return res, err
-		}
-	}
-	conn, err := c.open(ctx, name)
+	way, err := c.way(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	return c.try(ctx, conn, req)
+	req.Target = way.Target
+	if conn := c.kept.take(way.Identity); conn != nil {
+		if res, err := c.try(ctx, conn, way, req); err == nil || ctx.Err() != nil || errors.As(err, new(*Error)) {
+			return res, err
+		}
+	}
+	conn, err := open(ctx, way, name)
+	if err != nil {
+		return nil, err
+	}
+	return c.try(ctx, conn, way, req)
+}
+
+// way finds the route.
+func (c *Client) way(ctx context.Context, name string) (Route, error) {
+	if err := ctx.Err(); err != nil {
+		return Route{}, fmt.Errorf("toolbox %s: %w", name, err)
+	}
+	r, err := c.route(ctx)
+	if err != nil {
+		return Route{}, failure(ctx, name, err)
+	}
+	return r, nil
 }
 
 // try makes an exchange on a connection, which is kept or closed then.
-func (c *Client) try(ctx context.Context, conn net.Conn, req *toolboxv1.Request) (*toolboxv1.Response, error) {
+func (c *Client) try(ctx context.Context, conn net.Conn, way Route, req *toolboxv1.Request) (*toolboxv1.Response, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	res := &toolboxv1.Response{}
 	err := c.exchange(conn, req, res)
-	if stop() && err == nil && res.Error == nil && c.kept.give(conn) {
+	if stop() && err == nil && res.Error == nil && c.kept.give(conn, way.Identity) {
 		return res, nil
 	}
 	conn.Close()
@@ -154,11 +188,8 @@ func (c *Client) try(ctx context.Context, conn net.Conn, req *toolboxv1.Request)
 }
 
 // open connects.
-func (c *Client) open(ctx context.Context, name string) (net.Conn, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("toolbox %s: %w", name, err)
-	}
-	conn, err := c.dial(ctx)
+func open(ctx context.Context, way Route, name string) (net.Conn, error) {
+	conn, err := way.Dial(ctx)
 	if err != nil {
 		return nil, failure(ctx, name, err)
 	}
@@ -183,6 +214,14 @@ func (c *Client) exchange(conn net.Conn, req *toolboxv1.Request, res *toolboxv1.
 		return io.ErrUnexpectedEOF
 	}
 	return err
+}
+
+// refusal is the error of a call that was answered with one.
+func refusal(ctx context.Context, name string, e *toolboxv1.Error) error {
+	if wire.IsElsewhere(e) {
+		return failure(ctx, name, ErrElsewhere)
+	}
+	return wire.FromProto(e)
 }
 
 // failure is the error of a call that got no answer.

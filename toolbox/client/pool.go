@@ -22,7 +22,7 @@ const (
 // Pool makes clients that use connections again: connecting to a toolbox costs more than a call. It keeps two connections at
 // most for each sandbox that was called in the last 20 seconds.
 type Pool struct {
-	dial func(sandbox string) func(context.Context) (net.Conn, error)
+	route func(ctx context.Context, sandbox string) (Route, error)
 
 	mu     sync.Mutex
 	closed bool
@@ -31,18 +31,25 @@ type Pool struct {
 }
 
 type keptConn struct {
-	conn  net.Conn
-	timer *time.Timer
+	conn     net.Conn
+	identity string
+	timer    *time.Timer
 }
 
 // NewPool returns a pool of clients that connect through the function that dial returns for a sandbox. Close it.
 func NewPool(dial func(sandbox string) func(context.Context) (net.Conn, error)) *Pool {
-	return &Pool{dial: dial, idle: map[string][]*keptConn{}}
+	return NewRoutedPool(func(_ context.Context, sandbox string) (Route, error) { return Route{Dial: dial(sandbox)}, nil })
+}
+
+// NewRoutedPool is NewPool for sandboxes whose toolbox has to be looked up, which route does at each call. Close it.
+func NewRoutedPool(route func(ctx context.Context, sandbox string) (Route, error)) *Pool {
+	return &Pool{route: route, idle: map[string][]*keptConn{}}
 }
 
 // Client returns a client of a sandbox's toolbox without a token.
 func (p *Pool) Client(sandbox string) *Client {
-	return &Client{dial: p.dial(sandbox), kept: shelf{p, sandbox}}
+	route := func(ctx context.Context) (Route, error) { return p.route(ctx, sandbox) }
+	return &Client{route: route, kept: shelf{p, sandbox}}
 }
 
 // Alive reports whether a kept connection is open at its other end, which a toolbox closes when its sandbox ends: what Hello would
@@ -60,6 +67,9 @@ func (p *Pool) Alive(sandbox string) bool {
 
 // silent reports whether a connection is open and has nothing to read.
 func silent(conn net.Conn) bool {
+	if secure, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = secure.NetConn()
+	}
 	c, ok := conn.(syscall.Conn)
 	if !ok {
 		return false
@@ -96,25 +106,27 @@ type shelf struct {
 	sandbox string
 }
 
-// take returns a connection, nil where none is kept.
-func (s shelf) take() net.Conn {
+// take returns a connection, nil where none is kept. Those to a toolbox that had the sandbox before are closed.
+func (s shelf) take(identity string) net.Conn {
 	if s.pool == nil {
 		return nil
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	kept := s.pool.idle[s.sandbox]
-	if len(kept) == 0 {
-		return nil
+	for kept := s.pool.idle[s.sandbox]; len(kept) > 0; kept = s.pool.idle[s.sandbox] {
+		k := kept[len(kept)-1]
+		s.remove(k)
+		k.timer.Stop()
+		if k.identity == identity {
+			return k.conn
+		}
+		k.conn.Close()
 	}
-	k := kept[len(kept)-1]
-	s.remove(k)
-	k.timer.Stop()
-	return k.conn
+	return nil
 }
 
 // give keeps a connection. False: it is the caller's to close.
-func (s shelf) give(conn net.Conn) bool {
+func (s shelf) give(conn net.Conn, identity string) bool {
 	if s.pool == nil {
 		return false
 	}
@@ -123,7 +135,7 @@ func (s shelf) give(conn net.Conn) bool {
 	if s.pool.closed || len(s.pool.idle[s.sandbox]) >= idleMost {
 		return false
 	}
-	k := &keptConn{conn: conn}
+	k := &keptConn{conn: conn, identity: identity}
 	k.timer = time.AfterFunc(idleTime, func() { s.expire(k) })
 	s.pool.idle[s.sandbox] = append(s.pool.idle[s.sandbox], k)
 	return true

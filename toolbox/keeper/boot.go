@@ -21,6 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/cgroup"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 	"github.com/sandtrail/sandtrail/toolbox/sentry"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 )
 
 const (
@@ -74,7 +75,7 @@ func boot(ctx context.Context, s launch.Spec, log *slog.Logger) (*sandbox, error
 	b := &sandbox{spec: s, log: log, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
 	limit := bootTimeout
 	if s.StartTimeoutMs > 0 {
-		limit = time.Duration(min(s.StartTimeoutMs, maxTimeout)) * time.Millisecond
+		limit = time.Duration(min(s.StartTimeoutMs, task.MaxTimeout)) * time.Millisecond
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSlowStart)
 	defer cancel()

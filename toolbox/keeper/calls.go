@@ -5,10 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"regexp"
 	"syscall"
 	"time"
 
@@ -17,22 +13,13 @@ import (
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/ends"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
-const (
-	// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, up to ends.Most of them; an id
-	// older than that counts as new.
-	maxEnds = 128
-	// stdinWait bounds one Stdin call to a program that does not read.
-	stdinWait = 10 * time.Second
-	maxGrace  = time.Minute
-	// floodBytes is the most output in one event.
-	floodBytes = 256 << 10
-)
-
-// execIDs are what may name a directory.
-var execIDs = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+// maxEnds are ended execs held in memory with their output. Of older ones only the end is kept, up to ends.Most of them; an id
+// older than that counts as new.
+const maxEnds = 128
 
 func invalid(message string) error { return wire.NewError("invalid_argument", "validation", message) }
 
@@ -49,7 +36,7 @@ func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 
 // Start implements server.Handler.
 func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
-	if !execIDs.MatchString(r.ExecId) {
+	if !task.ValidID(r.ExecId) {
 		return nil, invalid("exec_id must be 1 to 64 letters, digits, - or _")
 	}
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
@@ -70,7 +57,7 @@ func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.Star
 		if err != nil {
 			return nil, err
 		}
-		return &toolboxv1.StartReply{State: endedState(r.ExecId, end)}, nil
+		return &toolboxv1.StartReply{State: task.EndedState(r.ExecId, end)}, nil
 	}
 	if started {
 		k.launch(p, r)
@@ -106,10 +93,10 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 	p = &program{
 		id: r.ExecId, tag: firstTag + k.tags, dir: dir, started: time.Now(),
 		spool: spool.New(spool.Options{Dir: dir, Cap: limit, Hold: k.spec.SpoolBytes}), outputCap: cmp.Or(limit, spool.DefaultCap),
-		timeout: time.Duration(min(r.TimeoutMs, maxTimeout)) * time.Millisecond,
+		timeout: time.Duration(min(r.TimeoutMs, task.MaxTimeout)) * time.Millisecond,
 		account: k.meter.begin(firstTag + k.tags), sights: k.begunSights(), launched: make(chan struct{}), done: make(chan struct{}),
 	}
-	if p.first, err = p.spool.Reader(0, 0); err != nil {
+	if p.readers, err = task.NewReaders(p.spool, p.done, func() *toolboxv1.End { return p.end }); err != nil {
 		return nil, false, err
 	}
 	k.execs[p.id] = p
@@ -123,18 +110,12 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 }
 
 func (p *program) state() *toolboxv1.ExecState {
-	s := &toolboxv1.ExecState{ExecId: p.id, State: "running", StartedAt: timestamppb.New(p.started)}
-	s.StdoutBytes, s.StderrBytes = p.spool.Bytes()
 	select {
 	case <-p.done:
-		s.State, s.End = "ended", p.end
+		return task.State(p.id, p.started, p.spool, p.end)
 	default:
+		return task.State(p.id, p.started, p.spool, nil)
 	}
-	return s
-}
-
-func endedState(id string, end *toolboxv1.End) *toolboxv1.ExecState {
-	return &toolboxv1.ExecState{ExecId: id, State: "ended", End: end, StdoutBytes: end.GetStdout().GetBytes(), StderrBytes: end.GetStderr().GetBytes()}
 }
 
 // find is the exec in memory; where only its end is left, the end.
@@ -146,7 +127,7 @@ func (k *Keeper) find(id string) (*program, *toolboxv1.End, error) {
 		<-p.launched
 		return p, nil, nil
 	}
-	if !execIDs.MatchString(id) {
+	if !task.ValidID(id) {
 		return nil, nil, invalid("exec_id is not valid")
 	}
 	end, err := k.recorded(id)
@@ -160,89 +141,9 @@ func (k *Keeper) Attach(ctx context.Context, r *toolboxv1.Attach, send func(*too
 		return err
 	}
 	if p == nil {
-		return sendEnd(end, r, send)
+		return task.SendEnd(end, r, send)
 	}
-	reader, err := p.spool.Reader(r.StdoutOffset, r.StderrOffset)
-	if errors.Is(err, fs.ErrClosed) {
-		<-p.done
-		return sendEnd(p.end, r, send)
-	}
-	if err != nil {
-		return err
-	}
-	defer p.leave(reader)
-	p.arrive()
-	pooled := buffers.Get().(*[]byte)
-	defer buffers.Put(pooled)
-	for buf := *pooled; ; {
-		piece, err := reader.Next(ctx, buf)
-		switch {
-		case errors.Is(err, io.EOF), errors.Is(err, fs.ErrClosed):
-			<-p.done
-			return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: p.end}})
-		case err != nil:
-			return err
-		}
-		event := &toolboxv1.AttachEvent{}
-		if len(piece.Data) == 0 {
-			event.Event = &toolboxv1.AttachEvent_Skip{Skip: &toolboxv1.Skip{Stream: piece.Stream, From: piece.Offset, To: piece.SkipTo}}
-		} else {
-			event.Event = &toolboxv1.AttachEvent_Data{Data: &toolboxv1.Data{Stream: piece.Stream, Offset: piece.Offset, Data: piece.Data}}
-		}
-		if err := send(event); err != nil {
-			return err
-		}
-		if len(piece.Data) == len(buf) && len(buf) < floodBytes {
-			// The program writes faster than it is read: larger pieces cost less. Most programs never get here.
-			buf = make([]byte, floodBytes)
-		}
-	}
-}
-
-// leave lets go of a reader. While the program runs it holds its place for a moment: a caller that was cut off comes back, and what a
-// fast program wrote until then would be lost.
-func (p *program) leave(r *spool.Reader) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case <-p.done:
-		r.Close()
-		return
-	default:
-	}
-	if p.place != nil {
-		p.place.Close()
-	}
-	p.place = r
-	time.AfterFunc(nextAttach, r.Close)
-}
-
-// arrive lets go of the places that are held for a caller, who is here now.
-func (p *program) arrive() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.first.Close()
-	if p.place != nil {
-		p.place.Close()
-		p.place = nil
-	}
-}
-
-// sendEnd answers an Attach where the output is no longer there.
-func sendEnd(end *toolboxv1.End, r *toolboxv1.Attach, send func(*toolboxv1.AttachEvent) error) error {
-	for _, s := range []struct {
-		stream   uint32
-		from, to uint64
-	}{{spool.Stdout, r.StdoutOffset, end.GetStdout().GetBytes()}, {spool.Stderr, r.StderrOffset, end.GetStderr().GetBytes()}} {
-		if s.from >= s.to {
-			continue
-		}
-		skip := &toolboxv1.Skip{Stream: s.stream, From: s.from, To: s.to}
-		if err := send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_Skip{Skip: skip}}); err != nil {
-			return err
-		}
-	}
-	return send(&toolboxv1.AttachEvent{Event: &toolboxv1.AttachEvent_End{End: end}})
+	return p.readers.Attach(ctx, r, send)
 }
 
 // Stdin implements server.Handler.
@@ -251,20 +152,10 @@ func (k *Keeper) Stdin(_ context.Context, r *toolboxv1.Stdin) (*toolboxv1.StdinR
 	if err != nil {
 		return nil, err
 	}
-	closed := wire.NewError("failed_precondition", "illegal_state", "standard input of the command is closed")
-	if p == nil || p.in == nil {
-		return nil, closed
+	if p == nil {
+		return (*task.Input)(nil).Take(r)
 	}
-	offset, err := p.in.put(r.Offset, r.Data, r.Eof, time.Now().Add(stdinWait))
-	switch {
-	case errors.Is(err, errGap):
-		return nil, wire.NewError("invalid_argument", "validation", fmt.Sprintf("standard input has %d bytes so far, bytes before the offset are missing", offset))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		// What was written is counted; the caller goes on from there.
-	case err != nil:
-		return nil, closed
-	}
-	return &toolboxv1.StdinReply{Offset: offset}, nil
+	return p.in.Take(r)
 }
 
 // Signal implements server.Handler. With tree set it answers at once; the end of the exec comes when none of it is left.
@@ -281,7 +172,7 @@ func (k *Keeper) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.Si
 		if r.Reason == reasonTimedOut {
 			reason = reasonTimedOut
 		}
-		go k.endTree(p, reason, min(time.Duration(min(r.GraceMs, uint64(maxGrace.Milliseconds())))*time.Millisecond, maxGrace))
+		go k.endTree(p, reason, task.Grace(r.GraceMs))
 		return &toolboxv1.SignalReply{}, nil
 	}
 	if r.Signal < 1 || r.Signal > 64 {

@@ -16,30 +16,21 @@ import (
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/sentry"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 )
 
 // The reasons of an end, as in toolbox.v1.
 const (
-	reasonExited      = "exited"
-	reasonSignaled    = "signaled"
-	reasonTimedOut    = "timed_out"
-	reasonCancelled   = "cancelled"
-	reasonStartFailed = "start_failed"
-	reasonOOM         = "oom_killed"
-	reasonDestroyed   = "sandbox_destroyed"
-	reasonLost        = "sandbox_lost"
+	reasonTimedOut    = task.TimedOut
+	reasonCancelled   = task.Cancelled
+	reasonStartFailed = task.StartFailed
+	reasonOOM         = task.OOMKilled
+	reasonDestroyed   = task.Destroyed
+	reasonLost        = task.Lost
 )
 
-const (
-	// timeoutGrace is between TERM and KILL when a program's time is up.
-	timeoutGrace = 2 * time.Second
-	// firstAttach is how long a program is held back for a caller that has yet to attach.
-	firstAttach = 5 * time.Second
-	// nextAttach is the same for a caller whose connection was cut.
-	nextAttach = 5 * time.Second
-	// firstTag is the group of the first exec. Each gets one of its own that its programs cannot leave.
-	firstTag = 0x60000000
-)
+// firstTag is the group of the first exec. Each gets one of its own that its programs cannot leave.
+const firstTag = 0x60000000
 
 // program is one exec from its start until its end is forgotten.
 type program struct {
@@ -47,8 +38,9 @@ type program struct {
 	tag     uint32
 	dir     string
 	spool   *spool.Spool
-	out     [2]*output
-	in      *input
+	readers *task.Readers
+	out     [2]*task.Output
+	in      *task.Input
 	account *account
 	sights  *sights
 	// timeout and outputCap are what was asked for; 0: none.
@@ -60,12 +52,8 @@ type program struct {
 	done     chan struct{}
 	pid      int32
 	end      *toolboxv1.End
-	// first stands for the caller until it attaches, so that a fast program cannot overrun its spool before that.
-	first *spool.Reader
 
 	mu sync.Mutex
-	// place is the last reader that left, until another comes or its time is over.
-	place *spool.Reader
 	// reason is why the tree is being ended; ending closes when none of it is left.
 	reason string
 	ending chan struct{}
@@ -89,40 +77,33 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 	go k.follow(p)
 	if p.timeout > 0 {
 		timer := time.AfterFunc(p.timeout, func() {
-			k.endTree(p, reasonTimedOut, timeoutGrace)
+			k.endTree(p, reasonTimedOut, task.TimeoutGrace)
 		})
 		go func() { <-p.done; timer.Stop() }()
 	}
-	// Locked here: Stdin calls come behind it.
-	p.in.mu.Lock()
-	go p.in.feed(r.Stdin, !r.KeepStdin)
-	// Not longer than the program: the timer holds on to its spool.
-	hold := time.AfterFunc(firstAttach, p.first.Close)
-	go func() { <-p.done; hold.Stop() }()
+	p.in.Feed(r.Stdin, !r.KeepStdin)
+	p.readers.Started()
 }
-
-// maxTimeout is in milliseconds: a year, so that it cannot overflow.
-const maxTimeout = 365 * 24 * 3600 * 1000
 
 func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 	for i := range p.out {
-		o, err := newOutput(uint32(i+1), p.spool, &k.meter.pipedOut)
+		o, err := task.NewOutput(uint32(i+1), p.spool, &k.meter.pipedOut)
 		if err != nil {
 			return err
 		}
 		p.out[i] = o
-		go o.pump()
+		go o.Pump()
 	}
-	in, stdin, err := newInput(&k.meter.pipedIn)
+	in, stdin, err := task.NewInput(&k.meter.pipedIn)
 	if err != nil {
 		return err
 	}
 	defer stdin.Close()
 	p.in = in
 	p.pid, err = k.box.control.Execute(context.Background(), sentry.Program{
-		Argv: r.Argv, Env: k.environment(r.Env), WorkingDir: k.workingDir(r.WorkingDir),
+		Argv: r.Argv, Env: task.Environment(k.spec.MountPath, k.spec.ImageEnv, k.spec.Env, r.Env), WorkingDir: k.workingDir(r.WorkingDir),
 		UID: k.spec.UID, GID: k.spec.GID, Groups: []uint32{p.tag},
-		Stdio: [3]*os.File{stdin, p.out[0].write, p.out[1].write},
+		Stdio: [3]*os.File{stdin, p.out[0].Write, p.out[1].Write},
 	})
 	return err
 }
@@ -164,15 +145,9 @@ func (k *Keeper) follow(p *program) {
 
 // classify says how the leader ended. What ended the tree wins over what the leader made of it.
 func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitStatus) {
-	end.Reason = reasonExited
-	end.ExitCode = int32(status.ExitStatus())
-	if status.Signaled() {
-		end.Reason = reasonSignaled
-		end.Signal = int32(status.Signal())
-		end.ExitCode = 128 + end.Signal
-		if status.Signal() == syscall.SIGKILL && k.meter.oomKills() > p.sights.kills {
-			end.Reason, end.Message = reasonOOM, "out of memory"
-		}
+	task.SetStatus(end, status)
+	if end.Signal == int32(syscall.SIGKILL) && k.meter.oomKills() > p.sights.kills {
+		end.Reason, end.Message = reasonOOM, "out of memory"
 	}
 	p.mu.Lock()
 	reason, ending := p.reason, p.ending
@@ -189,18 +164,18 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 // settle ends the output, measures, and lets everybody see the end.
 func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	p.spool.Release()
-	until := time.Now().Add(drainGrace)
+	until := time.Now().Add(task.DrainGrace)
 	for _, o := range p.out {
 		if o != nil {
-			o.finish(until)
+			o.Finish(until)
 		}
 	}
 	if p.in != nil {
-		p.in.close()
+		p.in.Close()
 	}
 	end.Usage, end.UsageMethod = k.meter.end(p.account)
 	// The end stays for long, this need not.
-	p.out, p.account = [2]*output{}, nil
+	p.out, p.account = [2]*task.Output{}, nil
 	end.EndedAt = timestamppb.Now()
 	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
 	end.Limits = k.limitsMet(p, end)
@@ -211,7 +186,7 @@ func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	}
 	p.end = end
 	p.spool.End()
-	p.arrive()
+	p.readers.Arrive()
 	close(p.done)
 	k.ended(p)
 }

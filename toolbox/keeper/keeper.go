@@ -29,6 +29,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/files"
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 	"github.com/sandtrail/sandtrail/toolbox/server"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 )
 
 // Keeper holds one sandbox.
@@ -286,7 +287,7 @@ func (k *Keeper) Shutdown(_ context.Context, r *toolboxv1.Shutdown) (*toolboxv1.
 	k.shutdown.Lock()
 	defer k.shutdown.Unlock()
 	if k.final == nil {
-		reply, err := k.end(min(time.Duration(min(r.GraceMs, uint64(maxGrace.Milliseconds())))*time.Millisecond, maxGrace))
+		reply, err := k.end(task.Grace(r.GetGraceMs()))
 		if err != nil {
 			return nil, fmt.Errorf("shut down: %w", err)
 		}

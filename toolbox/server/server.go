@@ -63,6 +63,11 @@ type Option func(*server)
 // WithToken refuses requests that do not carry the token. Empty: no token is asked for.
 func WithToken(token string) Option { return func(s *server) { s.token = token } }
 
+// WithTarget refuses requests that are not meant for the one with this name and uid.
+func WithTarget(name, uid string) Option {
+	return func(s *server) { s.target = &toolboxv1.Target{Name: name, Uid: uid} }
+}
+
 // WithLog says what went wrong inside; never content of requests. Default: nothing is logged.
 func WithLog(log *slog.Logger) Option { return func(s *server) { s.log = log } }
 
@@ -83,6 +88,7 @@ type server struct {
 	handler        Handler
 	life           context.Context
 	token          string
+	target         *toolboxv1.Target
 	log            *slog.Logger
 	maxConns       int
 	requestTimeout time.Duration
@@ -196,6 +202,10 @@ func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 	}
 	if !s.authorized(req.Token) {
 		s.reply(conn, &toolboxv1.Response{Error: wire.ToProto(wire.NewError("unauthorized", "key_invalid", "wrong token"))})
+		return false
+	}
+	if s.target != nil && (req.GetTarget().GetName() != s.target.Name || req.GetTarget().GetUid() != s.target.Uid) {
+		s.reply(conn, &toolboxv1.Response{Error: wire.ToProto(wire.Elsewhere())})
 		return false
 	}
 	conn.SetReadDeadline(time.Time{})

@@ -43,11 +43,21 @@ type Options struct {
 	// Dir is where the files stdout and stderr go, each at most Cap bytes; its parent exists. They are made, and Dir, when the output
 	// no longer fits in memory. Where that fails, or a write does, the bytes are dropped and counted as a gap.
 	Dir string
+	// Files makes them instead where it is not nil: without a name, and held open until Remove.
+	Files Files
 	// Cap is the most bytes kept of each stream, at least 1 KiB.
 	Cap uint64
 	// Hold is how many bytes of a stream may be written that the furthest attached reader has not taken; more blocks the
 	// writer. A reader behind the furthest is not waited for and may be overrun: it gets a Skip. At most a quarter of Cap, so that what is already in a pipe finds room after Release.
 	Hold uint64
+}
+
+// Files are places for output that are no files of a directory.
+type Files interface {
+	// Create makes an empty file for at most size bytes.
+	Create(name string, size uint64) (*os.File, error)
+	// Removed says that one is closed for good.
+	Removed(size uint64)
 }
 
 // Spool is the output of one program. Its methods may be called concurrently; Appends of one stream go one after another.
@@ -75,6 +85,7 @@ func New(o Options) *Spool {
 	p := &Spool{dir: o.Dir, hold: max(2, min(o.Hold, o.Cap/4))}
 	for i, name := range []string{"stdout", "stderr"} {
 		p.streams[i] = newStream(name, o.Cap)
+		p.streams[i].files = o.Files
 	}
 	return p
 }
@@ -101,8 +112,9 @@ func (p *Spool) Append(stream uint32, data []byte) error {
 		}
 		stored := true
 		if !slot.inMemory {
+			had := slot.file
 			slot.file, err = s.write(p.dir, slot, data[:n])
-			stored = err == nil
+			stored, slot.made = err == nil, slot.file != had
 		}
 		if err := p.publish(stream, s, data[:n], slot, stored); err != nil {
 			return err
@@ -116,7 +128,9 @@ func (p *Spool) Append(stream uint32, data []byte) error {
 type slot struct {
 	inMemory bool
 	file     *os.File
-	memory   []byte
+	// made: the file is new, nobody else knows it.
+	made   bool
+	memory []byte
 }
 
 // reserve waits until n more bytes may be written and gives up the oldest bytes of the tail for them.
@@ -155,8 +169,8 @@ func (p *Spool) publish(id uint32, s *stream, data []byte, at slot, stored bool)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
-		if at.file != nil && at.file != s.file {
-			at.file.Close()
+		if at.made {
+			_ = s.discard(at.file)
 		}
 		return ErrEnded
 	}

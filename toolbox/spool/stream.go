@@ -15,6 +15,8 @@ import (
 // at a place in the tail that is used again round by round. All but writing is guarded by the spool's lock.
 type stream struct {
 	name string
+	// files may be nil: then the file has a name in the spool's directory.
+	files Files
 	// head and tail are their sizes in bytes.
 	head, tail uint64
 
@@ -117,12 +119,12 @@ func (s *stream) write(dir string, at slot, data []byte) (*os.File, error) {
 	f := at.file
 	if f == nil {
 		var err error
-		f, err = create(dir, s.name)
+		f, err = s.create(dir)
 		if err != nil {
 			return nil, err
 		}
 		if _, err := f.WriteAt(at.memory, 0); err != nil {
-			return nil, errors.Join(err, f.Close())
+			return nil, errors.Join(err, s.discard(f))
 		}
 	}
 	for o := s.total; len(data) > 0; {
@@ -130,7 +132,7 @@ func (s *stream) write(dir string, at slot, data []byte) (*os.File, error) {
 		n := int(min(uint64(len(data)), follow))
 		if _, err := f.WriteAt(data[:n], place); err != nil {
 			if at.file == nil {
-				return nil, errors.Join(err, f.Close())
+				return nil, errors.Join(err, s.discard(f))
 			}
 			return f, err
 		}
@@ -177,16 +179,40 @@ func (s *stream) reopen(dir string) error {
 	return nil
 }
 
+// close gives the descriptor back where the file can be opened again.
 func (s *stream) close() {
-	if s.file != nil {
+	if s.file != nil && s.files == nil {
 		s.file.Close()
 		s.file = nil
 	}
 }
 
+func (s *stream) create(dir string) (*os.File, error) {
+	if s.files != nil {
+		return s.files.Create(s.name, s.head+s.tail)
+	}
+	return create(dir, s.name)
+}
+
+// discard closes a file that was made and is not used.
+func (s *stream) discard(f *os.File) error {
+	if s.files != nil {
+		defer s.files.Removed(s.head + s.tail)
+	}
+	return f.Close()
+}
+
 func (s *stream) remove(dir string) error {
-	s.close()
 	s.memory = nil
+	if s.files != nil {
+		f := s.file
+		if f == nil {
+			return nil
+		}
+		s.file = nil
+		return s.discard(f)
+	}
+	s.close()
 	err := os.Remove(filepath.Join(dir, s.name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

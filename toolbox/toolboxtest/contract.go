@@ -20,7 +20,12 @@ import (
 // Run checks what every toolbox promises. dial connects to one whose sandbox is empty, has /bin/sh with seq and cat, and a
 // workspace at /workspace. It leaves nothing running: its last call is a Shutdown.
 func Run(t *testing.T, dial func(context.Context) (net.Conn, error)) {
-	s := suite{client.New(dial, "")}
+	RunClient(t, client.New(dial, ""))
+}
+
+// RunClient is Run with a client.
+func RunClient(t *testing.T, c *client.Client) {
+	s := suite{c}
 	t.Run("hello", s.hello)
 	t.Run("output and exit code", s.output)
 	t.Run("start once", s.startOnce)

@@ -32,6 +32,17 @@ func NewError(code, reason, message string) *Error {
 	return &Error{Code: code, Reason: reason, Message: message}
 }
 
+// elsewhere is how a toolbox answers a call that is meant for another one.
+var elsewhere = Error{Code: "not_found", Reason: "sandbox_not_found", Message: "the call is meant for another sandbox"}
+
+// Elsewhere is the answer to a call that is meant for another toolbox.
+func Elsewhere() *Error { e := elsewhere; return &e }
+
+// IsElsewhere reports whether an answer is Elsewhere. No call has it as an answer of its own.
+func IsElsewhere(e *toolboxv1.Error) bool {
+	return e.GetCode() == elsewhere.Code && e.GetReason() == elsewhere.Reason
+}
+
 // FromProto is the Error of an answer; nil for nil.
 func FromProto(e *toolboxv1.Error) *Error {
 	if e == nil {

@@ -61,25 +61,33 @@ func Runsc(t testing.TB) string {
 	return path
 }
 
-var toolbox struct {
+// program is a binary of ours, built once for the test process.
+type program struct {
 	once sync.Once
 	path string
 	err  error
 }
 
-// Toolbox is the toolbox binary, built once for the test process as a release builds it. It lies in the cache under the digest
-// of its content, so that test processes at once do not disturb one another; those of more than a day ago are removed.
-func Toolbox(t testing.TB) string {
+var toolbox, agent program
+
+// Toolbox is the toolbox binary, built as a release builds it. It lies in the cache under the digest of its content, so that test
+// processes at once do not disturb one another; those of more than a day ago are removed.
+func Toolbox(t testing.TB) string { return toolbox.get(t, "toolbox") }
+
+// AgentBinary is the agent of a pod, the same way.
+func AgentBinary(t testing.TB) string { return agent.get(t, "agent") }
+
+func (p *program) get(t testing.TB, name string) string {
 	t.Helper()
-	toolbox.once.Do(func() { toolbox.path, toolbox.err = buildToolbox(t) })
-	require.NoError(t, toolbox.err)
-	return toolbox.path
+	p.once.Do(func() { p.path, p.err = build(t, name) })
+	require.NoError(t, p.err)
+	return p.path
 }
 
-func buildToolbox(t testing.TB) (string, error) {
-	built := filepath.Join(t.TempDir(), "toolbox")
+func build(t testing.TB, name string) (string, error) {
+	built := filepath.Join(t.TempDir(), name)
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", built,
-		"github.com/sandtrail/sandtrail/toolbox/cmd/toolbox")
+		"github.com/sandtrail/sandtrail/toolbox/cmd/"+name)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
@@ -88,7 +96,7 @@ func buildToolbox(t testing.TB) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(Cache(t), "test-toolbox")
+	dir := filepath.Join(Cache(t), "test-"+name)
 	old, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
 		return "", err

@@ -1,4 +1,6 @@
-package keeper
+// Package task is what every toolbox does with a program, wherever it runs: its standard streams and environment, those who read its
+// output, and the words for its end.
+package task
 
 import (
 	"errors"
@@ -11,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
 const (
@@ -19,23 +23,25 @@ const (
 	pipeBytes = 256 << 10
 	// readBytes is one read until a program floods; a packet is never longer.
 	readBytes = 64 << 10
-	// drainGrace is how long output may come after the end of the leader, from children that end just behind it.
-	drainGrace = 50 * time.Millisecond
+	// DrainGrace is how long output may come after the end of the leader, from children that end just behind it.
+	DrainGrace = 50 * time.Millisecond
+	// stdinWait bounds one Stdin call to a program that does not read.
+	stdinWait = 10 * time.Second
 	// drainBytes bounds what is read after that: all that a pipe can hold, not what goes on being written.
 	drainBytes = 1 << 20
 )
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, readBytes); return &b }}
 
-// output carries one stream of a program into its spool.
-type output struct {
+// Output carries one stream of a program into its spool.
+type Output struct {
 	stream uint32
 	spool  *spool.Spool
 	count  *atomic.Uint64
 	read   *os.File
-	// write is our copy of the program's end. The pipe starts in packet mode, so that the first write of the program is a
+	// Write is our copy of the program's end. The pipe starts in packet mode, so that the first write of the program is a
 	// piece of its own; then it becomes a plain stream, which is faster. Guarded by once.
-	write *os.File
+	Write *os.File
 	once  sync.Once
 	// ended closes when nothing more is kept.
 	ended chan struct{}
@@ -58,31 +64,36 @@ func pipe(flags, ours int) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write"), nil
 }
 
-func newOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*output, error) {
+// NewOutput makes the pipe; Write is the program's end of it. count takes the bytes that come. Pump reads them.
+func NewOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*Output, error) {
 	r, w, err := pipe(unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) {
+		// A kernel without packet mode: there the first write may come together with the next.
+		r, w, err = pipe(0, 0)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make output pipe: %w", err)
 	}
-	return &output{stream: stream, spool: s, count: count, read: r, write: w, ended: make(chan struct{})}, nil
+	return &Output{stream: stream, spool: s, count: count, read: r, Write: w, ended: make(chan struct{})}, nil
 }
 
 // plain leaves packet mode and gives up our copy of the program's end.
-func (o *output) plain() {
+func (o *Output) plain() {
 	o.once.Do(func() {
-		if raw, err := o.write.SyscallConn(); err == nil {
+		if raw, err := o.Write.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) {
 				if flags, err := unix.FcntlInt(fd, unix.F_GETFL, 0); err == nil {
 					_, _ = unix.FcntlInt(fd, unix.F_SETFL, flags&^unix.O_DIRECT)
 				}
 			})
 		}
-		o.write.Close()
+		o.Write.Close()
 	})
 }
 
-// pump reads until the end of the pipe, or until finish, and then what is left in it. Where a child of the program still holds
+// Pump reads until the end of the pipe, or until Finish, and then what is left in it. Where a child of the program still holds
 // the pipe, it goes on reading and drops what comes: a closed pipe would kill a server at its next line of log.
-func (o *output) pump() {
+func (o *Output) Pump() {
 	defer o.read.Close()
 	held := o.keep()
 	close(o.ended)
@@ -100,8 +111,8 @@ func (o *output) pump() {
 	}
 }
 
-// keep is the part of pump that keeps what it reads. True: the pipe has not ended.
-func (o *output) keep() bool {
+// keep is the part of Pump that keeps what it reads. True: the pipe has not ended.
+func (o *Output) keep() bool {
 	defer o.plain()
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)
@@ -129,7 +140,7 @@ func (o *output) keep() bool {
 }
 
 // rest reads what is in the pipe without waiting for more.
-func (o *output) rest(buf []byte) {
+func (o *Output) rest(buf []byte) {
 	raw, err := o.read.SyscallConn()
 	if err != nil {
 		return
@@ -150,16 +161,16 @@ func (o *output) rest(buf []byte) {
 	}
 }
 
-// finish waits for the end of the output once the leader has ended: for the end of the pipe, or for the grace time where a
+// Finish waits for the end of the output once the leader has ended: for the end of the pipe, or for the grace time where a
 // child holds it open.
-func (o *output) finish(until time.Time) {
+func (o *Output) Finish(until time.Time) {
 	o.plain()
 	_ = o.read.SetReadDeadline(until)
 	<-o.ended
 }
 
-// input is the standard input of a program. A write waits while the program does not read.
-type input struct {
+// Input is the standard input of a program. A write waits while the program does not read.
+type Input struct {
 	mu     sync.Mutex
 	write  *os.File
 	count  *atomic.Uint64
@@ -169,24 +180,24 @@ type input struct {
 	over atomic.Bool
 }
 
-// newInput makes the pipe; the second result is the program's end.
-func newInput(count *atomic.Uint64) (*input, *os.File, error) {
+// NewInput makes the pipe; the second result is the program's end.
+func NewInput(count *atomic.Uint64) (*Input, *os.File, error) {
 	r, w, err := pipe(0, 1)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make input pipe: %w", err)
 	}
-	return &input{write: w, count: count}, r, nil
+	return &Input{write: w, count: count}, r, nil
 }
 
 // put writes what lies behind the bytes it already has and returns the new offset. A deadline ends it early, with the part
 // written counted.
-func (in *input) put(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
+func (in *Input) put(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.putLocked(offset, data, eof, deadline)
 }
 
-func (in *input) putLocked(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
+func (in *Input) putLocked(offset uint64, data []byte, eof bool, deadline time.Time) (uint64, error) {
 	if offset > in.offset {
 		return in.offset, errGap
 	}
@@ -209,23 +220,45 @@ func (in *input) putLocked(offset uint64, data []byte, eof bool, deadline time.T
 	return in.offset, nil
 }
 
-// feed writes the standard input that came with the start; the caller has locked in.
-func (in *input) feed(data []byte, eof bool) {
-	defer in.mu.Unlock()
-	if _, err := in.putLocked(0, data, eof, time.Time{}); err != nil {
-		in.shut()
-	}
+// Feed writes the standard input that came with the start, and ends it with eof. It does not wait; what others write comes behind it.
+func (in *Input) Feed(data []byte, eof bool) {
+	in.mu.Lock()
+	go func() {
+		defer in.mu.Unlock()
+		if _, err := in.putLocked(0, data, eof, time.Time{}); err != nil {
+			in.shut()
+		}
+	}()
 }
 
-func (in *input) shut() {
+// Take answers a Stdin call.
+func (in *Input) Take(r *toolboxv1.Stdin) (*toolboxv1.StdinReply, error) {
+	if in == nil {
+		return nil, errInputClosed
+	}
+	offset, err := in.put(r.Offset, r.Data, r.Eof, time.Now().Add(stdinWait))
+	switch {
+	case errors.Is(err, errGap):
+		return nil, wire.NewError("invalid_argument", "validation", fmt.Sprintf("standard input has %d bytes so far, bytes before the offset are missing", offset))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// What was written is counted; the caller goes on from there.
+	case err != nil:
+		return nil, errInputClosed
+	}
+	return &toolboxv1.StdinReply{Offset: offset}, nil
+}
+
+var errInputClosed = wire.NewError("failed_precondition", "illegal_state", "standard input of the command is closed")
+
+func (in *Input) shut() {
 	if !in.closed {
 		in.closed = true
 		in.write.Close()
 	}
 }
 
-// close ends the input, also under a write that waits.
-func (in *input) close() {
+// Close ends the input, also under a write that waits.
+func (in *Input) Close() {
 	in.over.Store(true)
 	_ = in.write.SetWriteDeadline(time.Unix(1, 0))
 	in.mu.Lock()

@@ -1,4 +1,4 @@
-package keeper
+package task
 
 import (
 	"sort"
@@ -7,10 +7,10 @@ import (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// environment joins the image's, the sandbox's and the exec's variables; later ones win. PATH and HOME are always there.
-func (k *Keeper) environment(extra map[string]string) []string {
-	all := map[string]string{"PATH": defaultPath, "HOME": k.spec.MountPath}
-	for _, kv := range k.spec.ImageEnv {
+// Environment joins an image's variables with others, of which later ones win. PATH and HOME are always there.
+func Environment(home string, image []string, others ...map[string]string) []string {
+	all := map[string]string{"PATH": defaultPath, "HOME": home}
+	for _, kv := range image {
 		if name, value, ok := strings.Cut(kv, "="); ok && name != "" {
 			// The image's HOME is that of its own user.
 			if name != "HOME" {
@@ -18,7 +18,7 @@ func (k *Keeper) environment(extra map[string]string) []string {
 			}
 		}
 	}
-	for _, from := range []map[string]string{k.spec.Env, extra} {
+	for _, from := range others {
 		for name, value := range from {
 			all[name] = value
 		}

@@ -1,0 +1,20 @@
+package agent_test
+
+import (
+	"testing"
+
+	"github.com/sandtrail/sandtrail/toolbox/agent/agenttest"
+	"github.com/sandtrail/sandtrail/toolbox/toolboxtest"
+)
+
+func TestAgentKeepsTheContractAsACommonProcess(t *testing.T) {
+	b := agenttest.Host(t)
+	toolboxtest.RunClient(t, b.Client)
+	b.Wait(t)
+}
+
+func TestAgentKeepsTheContractInGVisor(t *testing.T) {
+	b := agenttest.GVisor(t, nil)
+	toolboxtest.RunClient(t, b.Client)
+	b.Wait(t)
+}
