@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -170,7 +170,7 @@ func readCorpus(t *testing.T, name string, mt protoreflect.MessageType) proto.Me
 var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested SandboxScheduled SandboxStarting SandboxReady SandboxUsageSampled SandboxStopping SandboxStopped " +
 		"SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
-	{"sandbox", "SandboxRequested SandboxStarting SandboxReady+endpoint SandboxFailed", "failed"},
+	{"sandbox", "SandboxRequested SandboxStarting SandboxStarting+waiting SandboxReady+endpoint SandboxFailed", "failed"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},

@@ -46,6 +46,14 @@ type Start struct {
 	Attempt uint32
 }
 
+// MarkWaiting says what keeps a start under way from being done: nothing wrong where Reason is empty. It decides nothing unless it
+// is starting on that worker, and nothing where the same was said last.
+type MarkWaiting struct {
+	Worker  string
+	Reason  fault.Reason
+	Message string
+}
+
 // MarkReady says that an exec works. Refused with illegal_state unless it is starting; on a ready sandbox it decides nothing.
 type MarkReady struct {
 	Worker      string
@@ -175,6 +183,16 @@ func (c Start) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, illegal(s.State, "a start")
 	}
 	return one(&eventsv1.SandboxStarting{Worker: c.Worker, Attempt: max(c.Attempt, s.Attempt+1)})
+}
+
+func (c MarkWaiting) decide(s Sandbox) ([]proto.Message, error) {
+	if !s.Exists() {
+		return nil, notFound(s.ID)
+	}
+	if s.State != Starting || c.Worker != s.Worker || string(c.Reason) == s.Reason && c.Message == s.Message {
+		return nil, nil
+	}
+	return one(&eventsv1.SandboxStarting{Worker: s.Worker, Attempt: s.Attempt, Reason: string(c.Reason), Message: c.Message})
 }
 
 func (c MarkReady) decide(s Sandbox) ([]proto.Message, error) {

@@ -88,12 +88,15 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 	case *eventsv1.SandboxScheduled:
 		s.Worker = b.GetPlacement().GetWorker()
 	case *eventsv1.SandboxStarting:
-		s.Worker, s.Attempt, s.StartingAt = b.GetWorker(), b.GetAttempt(), e.Time
-		s.Endpoint = nil
+		if s.State != Starting || s.Attempt != b.GetAttempt() || s.Worker != b.GetWorker() {
+			s.StartingAt = e.Time
+		}
+		s.Worker, s.Attempt, s.Endpoint = b.GetWorker(), b.GetAttempt(), nil
+		s.Reason, s.Message = b.GetReason(), b.GetMessage()
 	case *eventsv1.SandboxReady:
 		s.Worker, s.RuntimeID = b.GetWorker(), b.GetRuntimeId()
 		s.Hostname, s.ImageDigest, s.Endpoint = b.GetHostname(), b.GetImageDigest(), b.GetEndpoint()
-		s.RunningSince = e.Time
+		s.RunningSince, s.Reason, s.Message = e.Time, "", ""
 		if s.ReadyAt.IsZero() {
 			s.ReadyAt = e.Time
 		}
@@ -110,7 +113,7 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 	case *eventsv1.SandboxDestroying:
 		s.DestroyingAt = e.Time
 		if s.State != Failed {
-			s.Reason = b.GetReason()
+			s.Reason, s.Message = b.GetReason(), ""
 		}
 	case *eventsv1.SandboxDestroyed:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())

@@ -56,7 +56,7 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 9).Draw(t, "kind") {
+	switch rapid.IntRange(0, 10).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
@@ -78,6 +78,11 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.Destroy{Reason: sandbox.ReasonExpired}
 	case 8:
 		return id, sandbox.MarkDestroyed{At: at, Usage: genUsage(t), DeleteAfter: at.Add(time.Hour)}
+	case 9:
+		return id, sandbox.MarkWaiting{
+			Worker: worker, Reason: rapid.SampledFrom([]fault.Reason{"", fault.ReasonUnschedulable}).Draw(t, "reason"),
+			Message: rapid.SampledFrom([]string{"", "no node"}).Draw(t, "message"),
+		}
 	}
 	return id, sandbox.SampleUsage{At: at, Usage: genUsage(t)}
 }

@@ -51,7 +51,8 @@ type Sandbox struct {
 	Worker      string
 	// Endpoint is where its agent answers while it runs, nil where a keeper does. Shared with the event: read only.
 	Endpoint *eventsv1.Endpoint
-	// Reason and Message say why it failed or is being destroyed; Reason is a fault.Reason or a reason of SandboxDestroying.
+	// Reason and Message say why it failed or is being destroyed, or while it starts what keeps it from being ready; Reason is a
+	// fault.Reason or a reason of SandboxDestroying. A start that goes as it should may have a message alone.
 	Reason  string
 	Message string
 	EnvKeys []string

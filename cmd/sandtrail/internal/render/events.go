@@ -58,6 +58,12 @@ func happened(body proto.Message) string {
 	case *eventsv1.SandboxScheduled:
 		return "moved to worker " + b.GetPlacement().GetWorker()
 	case *eventsv1.SandboxStarting:
+		switch {
+		case b.GetReason() != "":
+			return fmt.Sprintf("start %d waits (%s): %s", b.GetAttempt(), b.GetReason(), b.GetMessage())
+		case b.GetMessage() != "":
+			return fmt.Sprintf("start %d goes on: %s", b.GetAttempt(), b.GetMessage())
+		}
 		return fmt.Sprintf("worker %s begins start %d", b.GetWorker(), b.GetAttempt())
 	case *eventsv1.SandboxReady:
 		return fmt.Sprintf("ready on worker %s as %s", b.GetWorker(), b.GetHostname())

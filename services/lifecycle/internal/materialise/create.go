@@ -60,6 +60,9 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 	}
 	late := s.CreatedAt.Add(r.cfg.StartDeadline)
 	if !r.now().Before(late) {
+		if s.State == sandbox.Starting {
+			return r.FailLate(ctx, s, m)
+		}
 		return r.Fail(ctx, s, m, fault.ReasonStartDeadline, "starting", fmt.Sprintf("it was not started within %s", r.cfg.StartDeadline))
 	}
 	s, err := r.record(ctx, s, "starting", m, func(s sandbox.Sandbox, _ time.Time) sandbox.Command {
@@ -78,9 +81,9 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 	if err != nil {
 		return r.fail(ctx, s, m, "environment", err)
 	}
-	created, err := r.start(ctx, s, env, late)
+	created, waits, err := r.start(ctx, s, m, env, late)
 	if err != nil {
-		return r.unstarted(ctx, s, m, err, attempt)
+		return r.unstarted(ctx, s, m, err, waits, attempt)
 	}
 	s, err = r.record(ctx, s, "ready", m, func(s sandbox.Sandbox, _ time.Time) sandbox.Command {
 		if s.State != sandbox.Starting {
@@ -121,8 +124,11 @@ func (r *Role) open(id string, sealed []byte) (map[string]string, error) {
 	return env.GetVars(), nil
 }
 
-// start runs the driver until the sandbox answers. It is stopped at once when the sandbox's end is decided or it is too late.
-func (r *Role) start(ctx context.Context, s sandbox.Sandbox, env map[string]string, late time.Time) (runtime.Created, error) {
+// start runs the driver until the sandbox answers. It is stopped at once when the sandbox's end is decided or it is too late. waits
+// is what the driver said last that it waits for.
+func (r *Role) start(
+	ctx context.Context, s sandbox.Sandbox, m history.Meta, env map[string]string, late time.Time,
+) (created runtime.Created, waits runtime.Progress, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(late.Sub(r.now()), func() { cancel(errLate) })
@@ -132,16 +138,18 @@ func (r *Role) start(ctx context.Context, s sandbox.Sandbox, env map[string]stri
 		defer close(watched)
 		r.watchEnd(ctx, s, cancel)
 	}()
+	told := r.report(ctx, s, m)
 	traced, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/sandtrail/sandtrail/services/lifecycle").Start(ctx, "runtime.create")
-	created, err := r.driver.Create(traced, spec(s, env))
+	created, err = r.driver.Create(runtime.WithProgress(traced, told.set), spec(s, env))
 	span.End()
 	cause := context.Cause(ctx)
 	cancel(nil)
 	<-watched
+	told.wait()
 	if err != nil && cause != nil {
-		return created, fmt.Errorf("%w: %w", cause, err)
+		err = fmt.Errorf("%w: %w", cause, err)
 	}
-	return created, err
+	return created, told.last(), err
 }
 
 // watchEnd cancels when the log says that the sandbox's end was decided.
@@ -175,7 +183,7 @@ func (r *Role) watchEnd(ctx context.Context, s sandbox.Sandbox, cancel context.C
 }
 
 // unstarted says what a start without success means.
-func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta, err error, attempt int) error {
+func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta, err error, waits runtime.Progress, attempt int) error {
 	switch {
 	case ctx.Err() != nil:
 		// This process ends; the repeated command goes on with it.
@@ -190,15 +198,29 @@ func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta,
 		}
 		return r.teardown(ctx, now, m)
 	case errors.Is(err, errLate):
-		message := fmt.Sprintf("it was not up within %s", r.cfg.StartDeadline)
-		if f := fault.From(err); f.Code != fault.Internal && f.Code != fault.Cancelled && f.Code != fault.DeadlineExceeded {
-			message += ": " + f.Message
+		message := waits.Message
+		if f := fault.From(err); f.Reason != fault.ReasonInternal && f.Code != fault.Cancelled && f.Code != fault.DeadlineExceeded {
+			message = f.Message
 		}
-		return r.Fail(ctx, s, m, fault.ReasonStartDeadline, "starting", message)
+		return r.Fail(ctx, s, m, fault.ReasonStartDeadline, "starting", r.late(message))
 	case fault.CodeOf(err) == fault.Unavailable && attempt < startAttempts:
 		return err
 	}
 	return r.fail(ctx, s, m, "starting", err)
+}
+
+// late says that a start took too long, and what it waited for where that is known.
+func (r *Role) late(waited string) string {
+	message := fmt.Sprintf("it was not up within %s", r.cfg.StartDeadline)
+	if waited != "" {
+		message += ": " + waited
+	}
+	return message
+}
+
+// FailLate is Fail for a start that nobody works on any more when its deadline has passed.
+func (r *Role) FailLate(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
+	return r.Fail(ctx, s, m, fault.ReasonStartDeadline, s.State, r.late(s.Message))
 }
 
 func (r *Role) fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, phase string, err error) error {

@@ -284,7 +284,7 @@ func (r *Reconciler) known(ctx context.Context, tenant, id string) error {
 	case now.Before(s.CreatedAt.Add(r.cfg.StartDeadline)):
 		return nil
 	}
-	return r.role.Fail(ctx, s, m, fault.ReasonStartDeadline, s.State, fmt.Sprintf("it was not up within %s", r.cfg.StartDeadline))
+	return r.role.FailLate(ctx, s, m)
 }
 
 func (r *Reconciler) expire(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {

@@ -388,11 +388,14 @@ func (x *SandboxScheduled) GetPlacement() *Placement {
 	return nil
 }
 
-// SandboxStarting: the worker began to materialise it.
+// SandboxStarting: the worker began to materialise it. Again with the same attempt: what that start waits for has changed.
 type SandboxStarting struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Worker        string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	Attempt       uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Worker  string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	Attempt uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// What keeps it from becoming ready: a fault.Reason, empty while all goes as it should, and words for people.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -439,6 +442,20 @@ func (x *SandboxStarting) GetAttempt() uint32 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *SandboxStarting) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SandboxStarting) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
 }
 
 type Phase struct {
@@ -2116,10 +2133,12 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
 	"\x10SandboxScheduled\x12<\n" +
-	"\tplacement\x18\x01 \x01(\v2\x1e.sandtrail.events.v1.PlacementR\tplacement\"C\n" +
+	"\tplacement\x18\x01 \x01(\v2\x1e.sandtrail.events.v1.PlacementR\tplacement\"u\n" +
 	"\x0fSandboxStarting\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\rR\aattempt\"<\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"<\n" +
 	"\x05Phase\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vduration_us\x18\x02 \x01(\x04R\n" +
