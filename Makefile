@@ -4,7 +4,7 @@ GO      ?= go
 STATE   ?= .sandtrail
 BIN     := bin
 LDFLAGS := -s -w -X github.com/sandtrail/sandtrail/cmd/sandtrail/internal/version.Version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail tests/e2e tests/bench
+MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail tests/e2e tests/e2e/cluster tests/bench
 SERVICES := gateway lifecycle exec usage gc
 TIMEOUT ?= 20m
 
@@ -35,12 +35,17 @@ quickstart: build ## Run the quickstart against a running `make up`, showing eac
 .PHONY: test
 test: ## Get what the tests need and run every one
 	@scripts/host-packages.sh
-	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/powerloss$$' -e '/tests/e2e/chaos$$')
+	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/powerloss$$' -e '/tests/e2e/chaos$$' -e '/tests/e2e/cluster')
 	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade ./tests/e2e/powerloss ./tests/e2e/chaos
 
 .PHONY: test-short
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built
 	$(GO) test -short -timeout 5m work
+
+# One node after the other: each wants the machine's memory and CPUs.
+.PHONY: test-k8s
+test-k8s: ## Tests on a real Kubernetes, built from source the first time (20 minutes of CPU)
+	$(GO) test -timeout 90m -p 1 ./tests/e2e/cluster/...
 
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder, FUZZTIME=2m each; FUZZ=regexp chooses by "directory Name"
