@@ -93,8 +93,12 @@ type App struct {
 	log       *slog.Logger
 }
 
-// schemaPatience bounds the migrations at the start.
-const schemaPatience = 2 * time.Minute
+const (
+	// schemaPatience bounds the migrations at the start, and how long ClickHouse may be out of reach then.
+	schemaPatience = 2 * time.Minute
+	firstPause     = 100 * time.Millisecond
+	maxPause       = 5 * time.Second
+)
 
 // New starts the built-in engine where it is wanted and brings the schema up to date. Close must be called unless Run is.
 func New(ctx context.Context, c Config, d Deps) (*App, error) {
@@ -120,13 +124,32 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 	if a.conn, err = clickhouse.Open(address); err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, schemaPatience)
-	defer cancel()
-	if err := a.conn.Up(limited); err != nil {
+	if err := a.schema(ctx); err != nil {
 		return err
 	}
 	a.projector, err = project.New(ctx, project.Config{JS: d.JS, Sink: a.conn, Log: d.Log, Registerer: d.Registerer, Tracer: d.Tracer})
 	return err
+}
+
+// schema brings the schema up to date. ClickHouse may be out of reach at the start as at any other time: that is waited out. What it refuses
+// is final.
+func (a *App) schema(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, schemaPatience)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+		err := a.conn.Up(ctx)
+		if err == nil || clickhouse.Refused(err) {
+			return err
+		}
+		a.log.WarnContext(ctx, "ClickHouse is not there yet", "error", err)
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
 }
 
 func (a *App) startEngine(ctx context.Context, c Config, progress func(string)) error {

@@ -73,6 +73,9 @@ func (c *Conn) Ping(ctx context.Context) error {
 	return nil
 }
 
+// Refused reports whether the server itself said no: the same again is refused again.
+func Refused(err error) bool { return errors.As(err, new(*ch.Exception)) }
+
 // Up brings the schema to the newest version.
 func (c *Conn) Up(ctx context.Context) error {
 	return c.migrate(func(p *goose.Provider) error {
