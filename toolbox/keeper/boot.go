@@ -42,6 +42,8 @@ type sandbox struct {
 	// desk is a directory that only this process and its children see, and that every user may pass through; workspace is in it.
 	desk      string
 	workspace string
+	// device holds the workspace's file system; empty where it has none of its own.
+	device    string
 	runscRoot *os.File
 	// control is how programs are run, way its name, refused why another one did not work.
 	control sentry.Control
@@ -189,7 +191,7 @@ func (b *sandbox) mount() error {
 	if s.Rootless {
 		return bindWorkspace(s.Workspace, b.workspace)
 	}
-	if err := mountWorkspace(s.Workspace, b.workspace); err != nil {
+	if b.device, err = mountWorkspace(s.Workspace, b.workspace); err != nil {
 		return err
 	}
 	// A new file system's own directory would be the first thing that a program sees in its workspace.

@@ -12,6 +12,7 @@ import (
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/ends"
+	"github.com/sandtrail/sandtrail/toolbox/launch"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
@@ -25,11 +26,16 @@ func invalid(message string) error { return wire.NewError("invalid_argument", "v
 
 // Hello implements server.Handler.
 func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
+	damaged := k.box.damaged()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	lost := k.lostLocked()
+	reason := lost
+	if lost == "" && damaged {
+		reason = launch.WorkspaceFailed
+	}
 	return &toolboxv1.HelloReply{
-		SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: lost,
+		SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: reason,
 		StartedAt: timestamppb.New(k.started), Running: uint32(k.running),
 	}, nil
 }

@@ -2,6 +2,10 @@
 // the keeper answers on standard output: one line, a Result as JSON, once an exec in the sandbox would work or the start failed.
 package launch
 
+// WorkspaceFailed is the reason that a keeper gives for a sandbox that lives and whose workspace has failed: it takes no write any more, and
+// what was written last is lost.
+const WorkspaceFailed = "workspace_failed"
+
 // Spec describes one sandbox. It holds the values of environment variables: it is never written to a file or a log.
 type Spec struct {
 	SandboxID string `json:"sandbox_id"`

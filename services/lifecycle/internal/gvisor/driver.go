@@ -182,6 +182,11 @@ func (d *Driver) Inspect(ctx context.Context, id string) (runtime.Status, error)
 		if !st.Alive {
 			st.Reason, st.Message = string(fault.ReasonSandboxLost), ended(hello.GetReason())
 		}
+		if st.Alive && hello.GetReason() == launch.WorkspaceFailed {
+			// Its programs would fail at each write, or wait for ever, and read what is not what they wrote.
+			st.Alive, st.Reason = false, string(fault.ReasonDiskFull)
+			st.Message = "its workspace failed because the worker's disk was full or failing: what was written last is lost"
+		}
 		return st, nil
 	}
 	if len(keepers(id)) > 0 {

@@ -729,7 +729,8 @@ type HelloReply struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Version   string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// False once the sentry has ended; reason says how.
+	// False once the sentry has ended; reason says how. While it lives reason is empty, or workspace_failed: its workspace takes no write
+	// any more.
 	Alive     bool                   `protobuf:"varint,3,opt,name=alive,proto3" json:"alive,omitempty"`
 	Reason    string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
