@@ -43,6 +43,7 @@ func All() []Figure {
 		{"output", output},
 		{"crowd", crowd},
 		{"neighbours", neighbours},
+		{"node-down", nodeDown},
 		{"usage", readable},
 		{"log", appends},
 		{"replay", replay},

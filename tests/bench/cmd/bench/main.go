@@ -18,11 +18,15 @@ import (
 	usage "github.com/sandtrail/sandtrail/services/usage/app"
 	"github.com/sandtrail/sandtrail/tests/bench/figure"
 	"github.com/sandtrail/sandtrail/tests/bench/report"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/rig"
 )
 
 func main() {
 	if usage.IsEngine() {
 		os.Exit(usage.EngineMain())
+	}
+	if rig.IsNode() {
+		os.Exit(rig.NodeMain())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

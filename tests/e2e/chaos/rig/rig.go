@@ -421,3 +421,34 @@ func (r *Rig) Leader(ctx context.Context, stream string) (*Process, error) {
 	}
 	return r.Process(info.Cluster.Leader), nil
 }
+
+// Behind names the replicas of streams that do not have everything or cannot be reached, and the streams without a leader. None: all servers
+// are whole.
+func (r *Rig) Behind(ctx context.Context) ([]string, error) {
+	nc, err := nats.Connect(r.NATS, nats.Timeout(2*time.Second))
+	if err != nil {
+		return nil, fmt.Errorf("look at the replicas: %w", err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	var behind []string
+	streams := js.ListStreams(ctx)
+	for info := range streams.Info() {
+		if info.Cluster == nil || info.Cluster.Leader == "" {
+			behind = append(behind, info.Config.Name)
+			continue
+		}
+		for _, p := range info.Cluster.Replicas {
+			if !p.Current || p.Offline {
+				behind = append(behind, info.Config.Name+" on "+p.Name)
+			}
+		}
+	}
+	if err := streams.Err(); err != nil {
+		return nil, fmt.Errorf("look at the replicas: %w", err)
+	}
+	return behind, nil
+}
