@@ -50,14 +50,23 @@ func Page(ctx context.Context, js jetstream.JetStream, stream, subject string, f
 	return get(ctx, js, stream, n, map[string]any{"seq": max(from, 1), "next_by_subj": subject, "batch": n, "max_bytes": maxBytes})
 }
 
-// Leader gives the first message of a subject from a sequence on, nil without one. Unlike the others it asks the leader of the
+// Leader gives the first message of a subject or filter from a sequence on, nil without one. Unlike the others it asks the leader of the
 // stream, not any replica: what is not there does not exist.
 func Leader(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64) (*Message, error) {
-	body, err := json.Marshal(map[string]any{"seq": max(from, 1), "next_by_subj": subject})
+	return leader(ctx, js, stream, map[string]any{"seq": max(from, 1), "next_by_subj": subject})
+}
+
+// LeaderLast gives the last message of a subject or filter, nil without one, as the leader of the stream has it.
+func LeaderLast(ctx context.Context, js jetstream.JetStream, stream, subject string) (*Message, error) {
+	return leader(ctx, js, stream, map[string]any{"last_by_subj": subject})
+}
+
+func leader(ctx context.Context, js jetstream.JetStream, stream string, what map[string]any) (*Message, error) {
+	body, err := json.Marshal(what)
 	if err != nil {
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
-	reply, err := js.Conn().RequestWithContext(ctx, API(js, "STREAM.MSG.GET."+stream), body)
+	reply, err := request(ctx, js, API(js, "STREAM.MSG.GET."+stream), body)
 	if err != nil {
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
@@ -84,6 +93,23 @@ func Leader(ctx context.Context, js jetstream.JetStream, stream, subject string,
 		return nil, fmt.Errorf("get from the leader: %w", err)
 	}
 	return &Message{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
+}
+
+// request asks until there is an answer or ctx ends, at most for wait. A stream without a leader does not answer.
+func request(ctx context.Context, js jetstream.JetStream, subject string, body []byte) (*nats.Msg, error) {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, wait)
+		defer cancel()
+	}
+	for patience := silence; ; patience *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, patience)
+		m, err := js.Conn().RequestWithContext(attempt, subject, body)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return m, err
+		}
+	}
 }
 
 // Last gives the last message of each of at most n subjects that match a filter. More than 1,024 are refused by the server.

@@ -55,6 +55,10 @@ type Log interface {
 	// AppendBatch records the events of several aggregates, all or none, under the rules of Append. 2 to 12 ms on a single
 	// server: not for hot paths.
 	AppendBatch(ctx context.Context, entries ...Entry) ([]envelope.Recorded, error)
-	// Load reads an aggregate's whole history; an unknown aggregate has an empty one.
+	// Load reads an aggregate's whole history; an unknown aggregate has an empty one. In a cluster any replica answers, and one that
+	// lags shows less than there is, even nothing: LoadUpTo, Known and Current are for whoever must not be misled.
 	Load(ctx context.Context, agg subject.Aggregate) (History, error)
+	// LastSeq is the sequence of an aggregate's last event, 0 without one. The leader of the log answers it: nothing that was
+	// recorded before the call is missed.
+	LastSeq(ctx context.Context, agg subject.Aggregate) (uint64, error)
 }

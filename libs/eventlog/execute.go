@@ -22,15 +22,31 @@ const (
 // history, at most MaxAttempts times, then it gives fault.Conflict with ReasonConflict. It returns the history with what was
 // appended. No events decided: nothing is appended. Events whose ids are in the history already were recorded by an earlier
 // run of the same command: the history is returned as it is. An error of decide is returned as it is.
+//
+// An append proves that the history which led to it was whole. A refusal, and a decision to do nothing, are believed only when the leader of
+// the log knows no more than what they were decided on: a replica that lags shows a past in which a sandbox does not exist yet.
 func Execute(
 	ctx context.Context, log Log, agg subject.Aggregate, decide func(History) ([]envelope.Event, error),
 ) (History, error) {
+	var upTo uint64
+	asked := false
 	for attempt := range MaxAttempts {
-		h, err := log.Load(ctx, agg)
+		h, err := LoadUpTo(ctx, log, agg, upTo)
 		if err != nil {
 			return History{}, err
 		}
 		events, err := decide(h)
+		if (err != nil || len(events) == 0) && !asked {
+			last, lerr := log.LastSeq(ctx, agg)
+			if lerr != nil {
+				return h, lerr
+			}
+			asked = true
+			if last > h.Tail().Seq {
+				upTo = last
+				continue
+			}
+		}
 		if err != nil {
 			return h, err
 		}
@@ -46,6 +62,8 @@ func Execute(
 		if !errors.Is(err, ErrConflict) {
 			return h, err
 		}
+		// Something stands behind what was loaded.
+		upTo, asked = max(upTo, h.Tail().Seq+1), false
 		if err := pause(ctx, attempt); err != nil {
 			return h, err
 		}

@@ -36,3 +36,22 @@ func LoadUpTo(ctx context.Context, log Log, agg subject.Aggregate, seq uint64) (
 	return History{}, fault.Newf(fault.Unavailable, fault.ReasonLogUnavailable, "the log does not show event %d of %s yet; try again", seq, agg.Subject()).
 		WithRetry(time.Second)
 }
+
+// Known is Load for whoever would take an empty history for the truth: that is given only where the leader of the log has none. What is not
+// empty may still lack its end.
+func Known(ctx context.Context, log Log, agg subject.Aggregate) (History, error) {
+	h, err := log.Load(ctx, agg)
+	if err != nil || len(h.Events) > 0 {
+		return h, err
+	}
+	return Current(ctx, log, agg)
+}
+
+// Current loads all that was recorded before the call. It costs a question to the leader of the log more than Load, and waits for a leader.
+func Current(ctx context.Context, log Log, agg subject.Aggregate) (History, error) {
+	seq, err := log.LastSeq(ctx, agg)
+	if err != nil || seq == 0 {
+		return History{Aggregate: agg}, err
+	}
+	return LoadUpTo(ctx, log, agg, seq)
+}

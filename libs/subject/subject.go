@@ -268,6 +268,9 @@ func Readers(tenant, sandbox, exec string) string {
 // BucketStream is the stream behind a KV bucket: KV_<bucket>
 func BucketStream(bucket string) string { return "KV_" + bucket }
 
+// BucketKey is the subject of a key of a bucket: $KV.<bucket>.<key>
+func BucketKey(bucket, key string) string { return "$KV." + bucket + "." + key }
+
 // BucketKeys matches the keys of a tenant in a bucket whose keys begin with it, of every tenant where it is empty:
 // $KV.<bucket>.<tenant>.>
 func BucketKeys(bucket, tenant string) string {

@@ -65,6 +65,8 @@ type reader interface {
 	leaderPage(ctx context.Context, subject string, from uint64, n int) (messages []stored, pending int, err error)
 	// last reads the subjects that match a filter, at most n.
 	last(ctx context.Context, filter string, n int) ([]string, error)
+	// leaderLast is the last message of a subject or filter as the leader has it, nil without one.
+	leaderLast(ctx context.Context, filter string) (*stored, error)
 }
 
 // New is the log on the stream that topology.Ensure made.
@@ -139,8 +141,22 @@ func (l *Log) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History
 	}
 }
 
-// Find gives the aggregate whose subject matches a filter, such as subject.AnyTenantSandbox(id). None is fault.NotFound,
-// several are fault.Conflict. In a cluster it may miss one that was made a moment ago.
+// LastSeq implements eventlog.Log.
+func (l *Log) LastSeq(ctx context.Context, agg subject.Aggregate) (uint64, error) {
+	if err := agg.Validate(); err != nil {
+		return 0, fault.New(fault.InvalidArgument, fault.ReasonValidation, err.Error())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
+	defer cancel()
+	m, err := l.leaderLast(ctx, agg.Subject())
+	if err != nil || m == nil {
+		return 0, err
+	}
+	return m.Seq, nil
+}
+
+// Find gives the aggregate whose subject matches a filter, such as subject.AnyTenantSandbox(id). None is fault.NotFound, and certain;
+// several are fault.Conflict. In a cluster it may miss a second one that was made a moment ago.
 func (l *Log) Find(ctx context.Context, filter string) (subject.Aggregate, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
 	defer cancel()
@@ -152,7 +168,26 @@ func (l *Log) Find(ctx context.Context, filter string) (subject.Aggregate, error
 	if err != nil {
 		return subject.Aggregate{}, err
 	}
+	if len(subjects) == 0 {
+		// The replica that answered may lag.
+		m, err := l.leaderLast(ctx, filter)
+		if err != nil {
+			return subject.Aggregate{}, err
+		}
+		if m != nil {
+			subjects = []string{m.Subject}
+		}
+	}
 	return eventlog.Found(filter, subjects)
+}
+
+// leaderLast is reader.leaderLast with retries.
+func (l *Log) leaderLast(ctx context.Context, filter string) (m *stored, err error) {
+	err = l.retry(ctx, func(ctx context.Context) (err error) {
+		m, err = l.reader.leaderLast(ctx, filter)
+		return err
+	})
+	return m, err
 }
 
 // page is reader.page with retries: reading again is always safe.

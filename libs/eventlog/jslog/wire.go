@@ -98,6 +98,10 @@ func (w wire) leaderPage(ctx context.Context, subject string, from uint64, n int
 	return messages, 0, nil
 }
 
+func (w wire) leaderLast(ctx context.Context, filter string) (*stored, error) {
+	return directget.LeaderLast(ctx, w.js, topology.StreamEvents, filter)
+}
+
 func (w wire) last(ctx context.Context, filter string, n int) ([]string, error) {
 	messages, err := directget.Last(ctx, w.js, topology.StreamEvents, filter, n)
 	subjects := make([]string, len(messages))

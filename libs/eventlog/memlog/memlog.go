@@ -125,6 +125,12 @@ func (l *Log) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History
 	return eventlog.History{Aggregate: agg, Events: append([]envelope.Recorded(nil), l.streams[agg.Subject()]...)}, nil
 }
 
+// LastSeq implements eventlog.Log.
+func (l *Log) LastSeq(ctx context.Context, agg subject.Aggregate) (uint64, error) {
+	h, err := l.Load(ctx, agg)
+	return h.Tail().Seq, err
+}
+
 // Find gives the aggregate whose subject matches a filter such as subject.AnyTenantSandbox(id), as eventlog/jslog does.
 func (l *Log) Find(ctx context.Context, filter string) (subject.Aggregate, error) {
 	if err := ctx.Err(); err != nil {

@@ -31,7 +31,9 @@ import (
 
 // Deps are what the gateway needs from whoever composes it.
 type Deps struct {
-	NC       *nats.Conn
+	NC *nats.Conn
+	// JS is that of NC; nil makes it.
+	JS       jetstream.JetStream
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 	// Tracer makes spans of calls; nil makes none.
@@ -71,11 +73,12 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
-	js, err := jetstream.New(d.NC)
-	if err != nil {
-		return nil, fmt.Errorf("open JetStream: %w", err)
+	if d.JS == nil {
+		if d.JS, err = jetstream.New(d.NC); err != nil {
+			return nil, fmt.Errorf("open JetStream: %w", err)
+		}
 	}
-	use := usecase.New(ctx, d.NC, js, jslog.New(js), key, cfg.limits(), d.Log)
+	use := usecase.New(ctx, d.NC, d.JS, jslog.New(d.JS), key, cfg.limits(), d.Log)
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
 	}

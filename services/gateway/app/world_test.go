@@ -52,6 +52,8 @@ type world struct {
 	keys string
 	app  *app.App
 	conn *grpc.ClientConn
+	// lag is how far the replicas that further gateways read are behind; 0: they read the newest.
+	lag time.Duration
 	computev1.ComputeServiceClient
 }
 
@@ -101,9 +103,11 @@ func (w *world) gateway(nc *nats.Conn, change ...func(*app.Config)) (*app.App, *
 		c(&cfg)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	a, err := app.New(ctx, cfg, app.Deps{
-		NC: nc, Log: w.logger(), Registry: prometheus.NewRegistry(),
-	})
+	d := app.Deps{NC: nc, Log: w.logger(), Registry: prometheus.NewRegistry()}
+	if w.lag > 0 {
+		d.JS = w.Behind(w.t, nc, w.lag)
+	}
+	a, err := app.New(ctx, cfg, d)
 	require.NoError(w.t, err)
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()

@@ -46,6 +46,8 @@ type world struct {
 	dir  string
 	log  *jslog.Log
 	key  *seal.Key
+	// lag is how far the replica of the log that the processes read is behind; 0: they read the newest.
+	lag time.Duration
 	// ahead is added to every process's clock.
 	ahead atomic.Int64
 	// logged is everything that any process logged.
@@ -130,6 +132,9 @@ func (w *world) measured(point string, change ...func(*app.Config)) (*process, *
 	p := &process{w: w, nc: nc, stop: stop, point: point}
 	js, err := jetstream.New(nc)
 	require.NoError(w.t, err)
+	if w.lag > 0 {
+		js = w.f.Behind(w.t, nc, w.lag)
+	}
 	reg := prometheus.NewPedanticRegistry()
 	a, err := app.New(ctx, cfg, app.Deps{
 		NC: nc, Log: slog.New(slog.NewTextHandler(&w.logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Registry: reg,

@@ -4,6 +4,7 @@ package openexecs
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -14,35 +15,71 @@ import (
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
-// Of lists the open execs of a sandbox by the last event of each, which is one request however long their histories are. More
-// than 1,024 execs of one sandbox are read event by event instead.
+// Of lists the open execs of a sandbox. None that began before the call is missed; one that has ended a moment ago may still be listed.
 func Of(ctx context.Context, js jetstream.JetStream, tenant, sandbox string) ([]subject.Aggregate, error) {
 	filter := subject.ExecsOf(tenant, sandbox)
-	last, err := directget.Last(ctx, js, topology.StreamEvents, filter, lastMax)
-	if err != nil || len(last) == lastMax {
-		return scan(ctx, js, filter)
+	end, err := directget.LeaderLast(ctx, js, topology.StreamEvents, filter)
+	if err != nil || end == nil {
+		return nil, err
 	}
-	types := make(map[string]string, len(last))
-	for _, m := range last {
-		types[m.Subject] = m.Header.Get(envelope.HeaderType)
+	// A replica that has the last of these events has all of them.
+	for pause := firstLag; ; pause = min(2*pause, maxLag) {
+		seen, err := look(ctx, js, filter)
+		if err != nil {
+			return nil, err
+		}
+		if seen.upTo >= end.Seq {
+			return open(seen.types)
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, fmt.Errorf("no replica of the log shows event %d: %w", end.Seq, ctx.Err())
+		}
 	}
-	return open(types)
 }
+
+// A replica that lags is asked again after a pause that grows from the first to the second.
+const (
+	firstLag = 5 * time.Millisecond
+	maxLag   = 500 * time.Millisecond
+)
 
 // lastMax is how many subjects the server gives the last message of in one answer.
 const lastMax = 1024
 
-// scan reads every event of the sandbox's execs, in pages.
-func scan(ctx context.Context, js jetstream.JetStream, filter string) ([]subject.Aggregate, error) {
-	last := map[string]string{}
-	err := directget.Each(ctx, js, topology.StreamEvents, filter, 1, func(m directget.Message) error {
-		last[m.Subject] = m.Header.Get(envelope.HeaderType)
+// seen is the type of the last event of each subject, as a replica has them up to a sequence.
+type seen struct {
+	types map[string]string
+	upTo  uint64
+}
+
+func (s *seen) add(m directget.Message) {
+	s.types[m.Subject] = m.Header.Get(envelope.HeaderType)
+	s.upTo = max(s.upTo, m.Seq)
+}
+
+// look reads the last event of each exec, which is one request however long their histories are. More than 1,024 execs are read event by
+// event instead.
+func look(ctx context.Context, js jetstream.JetStream, filter string) (seen, error) {
+	s := seen{types: map[string]string{}}
+	last, err := directget.Last(ctx, js, topology.StreamEvents, filter, lastMax)
+	if err == nil && len(last) < lastMax {
+		for _, m := range last {
+			s.add(m)
+		}
+		return s, nil
+	}
+	err = directget.Each(ctx, js, topology.StreamEvents, filter, 1, func(m directget.Message) error {
+		s.add(m)
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read events: %w", err)
+		return s, fmt.Errorf("read events: %w", err)
 	}
-	return open(last)
+	return s, nil
 }
 
 // open names the aggregates whose last event, of the type given for each subject, is no end.

@@ -130,7 +130,7 @@ func (p *Projection) heal(ctx context.Context, key string, agg subject.Aggregate
 	if err != nil {
 		return err
 	}
-	h, err := p.log.Load(ctx, agg)
+	h, err := eventlog.Current(ctx, p.log, agg)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 )
@@ -30,7 +31,7 @@ const (
 // publisher stores the chunks of one exec one behind the other.
 type publisher struct {
 	js      jetstream.JetStream
-	out     jetstream.Stream
+	stream  string
 	log     *slog.Logger
 	subject string
 	exec    string
@@ -40,7 +41,7 @@ type publisher struct {
 
 func (r *Relay) publisher(x Exec, pos Position) *publisher {
 	return &publisher{
-		js: r.js, out: r.out, log: r.opts.Log, subject: x.Subject, exec: x.ID, session: ids.New(), pos: pos,
+		js: r.js, stream: r.stream, log: r.opts.Log, subject: x.Subject, exec: x.ID, session: ids.New(), pos: pos,
 	}
 }
 
@@ -108,18 +109,18 @@ func (p *publisher) try(ctx context.Context, msg *nats.Msg) error {
 	}
 	tctx, cancelTail := context.WithTimeout(ctx, publishTimeout)
 	defer cancelTail()
-	tail, terr := p.out.GetLastMsgForSubject(tctx, p.subject)
+	tail, terr := directget.LeaderLast(tctx, p.js, p.stream, p.subject)
 	switch {
-	case errors.Is(terr, jetstream.ErrMsgNotFound):
+	case terr != nil:
+		return errors.Join(err, terr)
+	case tail == nil:
 		// OUT has let go of the exec's chunks by its age or size: the next one stands behind nothing.
 		p.pos.Seq = 0
 		return err
-	case terr != nil:
-		return errors.Join(err, terr)
 	case tail.Header.Get(headerSession) == p.session && tail.Header.Get(nats.MsgIdHdr) == msg.Header.Get(nats.MsgIdHdr):
-		p.pos.Seq = tail.Sequence
+		p.pos.Seq = tail.Seq
 		return nil
-	case tail.Sequence > p.pos.Seq:
+	case tail.Seq > p.pos.Seq:
 		return ErrFenced
 	default:
 		return err

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
@@ -81,18 +81,17 @@ type Exec struct {
 // Relay stores output in OUT. It is safe for concurrent use; one exec has one Run at a time in a process, and a guard
 // in OUT against those of other processes.
 type Relay struct {
-	js   jetstream.JetStream
-	out  jetstream.Stream
-	opts Options
+	js     jetstream.JetStream
+	stream string
+	opts   Options
 }
 
 // New makes a relay into the stream of that name.
 func New(ctx context.Context, js jetstream.JetStream, stream string, o Options) (*Relay, error) {
-	out, err := js.Stream(ctx, stream)
-	if err != nil {
+	if _, err := js.Stream(ctx, stream); err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", stream, err)
 	}
-	return &Relay{js: js, out: out, opts: o.withDefaults()}, nil
+	return &Relay{js: js, stream: stream, opts: o.withDefaults()}, nil
 }
 
 // Begin says that a command begins in a sandbox: floods of others make room for it from now on.
@@ -102,16 +101,16 @@ func (r *Relay) Begin(sandbox string) {
 	}
 }
 
-// Position reads how far the exec's output is stored; the zero Position where nothing is.
+// Position reads how far the exec's output is stored, by the leader of OUT: the zero Position where nothing is.
 func (r *Relay) Position(ctx context.Context, x Exec) (Position, error) {
-	m, err := r.out.GetLastMsgForSubject(ctx, x.Subject)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return Position{}, nil
-	}
+	m, err := directget.LeaderLast(ctx, r.js, r.stream, x.Subject)
 	if err != nil {
 		return Position{}, fmt.Errorf("read last chunk: %w", err)
 	}
-	return parsePosition(m.Sequence, m.Header)
+	if m == nil {
+		return Position{}, nil
+	}
+	return parsePosition(m.Seq, m.Header)
 }
 
 // Run attaches behind pos and relays until the program's end, which it returns once all output is stored. It takes pos over.

@@ -38,9 +38,9 @@ func (r *readiness) forget(agg subject.Aggregate) {
 	delete(r.ready, agg)
 }
 
-// load reads the sandbox from the log and remembers it where it is ready.
+// load reads the sandbox from the log and remembers it where it is ready. One that does not exist was never requested.
 func (r *readiness) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
-	h, err := r.log.Load(ctx, agg)
+	h, err := eventlog.Known(ctx, r.log, agg)
 	if err != nil {
 		return sandbox.Sandbox{}, wrap("load sandbox", err)
 	}

@@ -3,7 +3,9 @@ package runner
 import (
 	"context"
 	"errors"
+	"time"
 
+	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -20,14 +22,33 @@ func (r *Runner) Resume(ctx context.Context) error {
 		return wrap("list sandboxes", err)
 	}
 	for _, id := range boxes {
-		if err := r.resumeSandbox(ctx, id); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			r.log.Error("execs of a sandbox are not resumed", "sandbox", id, "error", err)
+		if err := r.resumeUntil(ctx, id); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// resumeUntil tries until the execs of a sandbox are resumed or ctx ends: nobody else would ever look for their ends while the sandbox
+// lives. What the log holds and cannot be read does not keep the others waiting.
+func (r *Runner) resumeUntil(ctx context.Context, id string) error {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		err := r.resumeSandbox(ctx, id)
+		var unreadable *fault.Error
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &unreadable) && unreadable.Code == fault.Internal:
+			r.log.ErrorContext(ctx, "execs of a sandbox are not resumed", "sandbox", id, "error", err)
+			return nil
+		}
+		r.log.WarnContext(ctx, "execs of a sandbox are not resumed yet", "sandbox", id, "error", err)
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 func (r *Runner) resumeSandbox(ctx context.Context, id string) error {
@@ -43,7 +64,7 @@ func (r *Runner) resumeSandbox(ctx context.Context, id string) error {
 		return err
 	}
 	for _, agg := range open {
-		h, err := r.deps.Log.Load(ctx, agg)
+		h, err := eventlog.Current(ctx, r.deps.Log, agg)
 		if err != nil {
 			return err
 		}

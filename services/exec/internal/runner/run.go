@@ -133,7 +133,7 @@ func (x *run) drive(ctx context.Context, cmd *commandsv1.ExecCommand) error {
 // reload reads the exec from the log.
 func (x *run) reload(ctx context.Context) error {
 	return x.r.retry(ctx, "load exec", x, func() error {
-		h, err := x.r.deps.Log.Load(ctx, x.agg)
+		h, err := eventlog.Known(ctx, x.r.deps.Log, x.agg)
 		if err != nil {
 			return err
 		}

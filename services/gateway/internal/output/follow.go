@@ -189,7 +189,7 @@ func (f *Follower) drain(ctx context.Context) error {
 // take handles one live message. One that cannot be read says nothing: what is stored does.
 func (f *Follower) take(ctx context.Context, m *nats.Msg) error {
 	if m.Subject == subject.Live(f.exec.Subject()) {
-		if e, err := envelope.Decode(f.exec.Subject(), 0, m.Header, m.Data); err == nil {
+		if e, err := envelope.Decode(f.exec.Subject(), republished(m), m.Header, m.Data); err == nil {
 			f.ended(e)
 		}
 		return nil
@@ -203,6 +203,15 @@ func (f *Follower) take(ctx context.Context, m *nats.Msg) error {
 	default:
 		return f.chunk(c)
 	}
+}
+
+// republished is the sequence of a live message in its stream, 0 where it does not say.
+func republished(m *nats.Msg) uint64 {
+	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return seq
 }
 
 func (f *Follower) ended(e envelope.Recorded) {
@@ -263,20 +272,23 @@ func (f *Follower) at(ctx context.Context, seq uint64) (*transcript.Chunk, error
 // catchUp emits what is stored behind the last emitted chunk. A chunk that is no longer there is an error, never a silent gap; one
 // that is stored twice is emitted once.
 func (f *Follower) catchUp(ctx context.Context) error {
-	return stored.Each(ctx, f.js, f.memory, topology.StreamOutput, f.out, f.seq+1, func(m directget.Message) error {
-		c, err := transcript.Decode(m.Header, m.Data, m.Seq)
-		switch {
-		case err != nil:
-			return err
-		case c.Number < f.next:
-			f.seq = c.Seq
-			return nil
-		case c.Number > f.next:
-			return expired(c.Number)
-		default:
-			return f.chunk(c)
-		}
-	})
+	return stored.Each(ctx, f.js, f.memory, topology.StreamOutput, f.out, f.seq+1, f.stored)
+}
+
+// stored emits a stored chunk that the reader does not have yet.
+func (f *Follower) stored(m directget.Message) error {
+	c, err := transcript.Decode(m.Header, m.Data, m.Seq)
+	switch {
+	case err != nil:
+		return err
+	case c.Number < f.next:
+		f.seq = c.Seq
+		return nil
+	case c.Number > f.next:
+		return expired(c.Number)
+	default:
+		return f.chunk(c)
+	}
 }
 
 // expired is the fault of a cursor below the oldest chunk that is kept.
@@ -322,7 +334,18 @@ func (f *Follower) finish(ctx context.Context) error {
 	if err := f.catchUp(ctx); err != nil {
 		return err
 	}
-	if f.next <= last {
+	// What a replica does not show may be on its way to it. Only what the leader does not have either is gone.
+	for f.next <= last {
+		m, err := stored.Next(ctx, f.js, topology.StreamOutput, f.out, f.seq+1)
+		if err != nil {
+			return err
+		}
+		if m != nil {
+			if err := f.stored(*m); err != nil {
+				return err
+			}
+			continue
+		}
 		return fault.Newf(fault.FailedPrecondition, fault.ReasonCursorExpired,
 			"output up to chunk %d is no longer kept; the receipt has its size and digest", last).
 			WithFields(map[string]string{"after_chunk": "the oldest position is " + strconv.FormatUint(last, 10)})

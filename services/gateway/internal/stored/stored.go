@@ -61,6 +61,24 @@ func One(ctx context.Context, js jetstream.JetStream, stream, subject string, fr
 	return &messages[0], nil
 }
 
+// Next gives the first message of a subject from a sequence on as the leader of the stream has it; nil without one, which is certain. Errors
+// are those of Each.
+func Next(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64) (*directget.Message, error) {
+	if !js.Conn().IsConnected() {
+		return nil, Unreachable(jetstream.ErrNoStreamResponse)
+	}
+	wait, cancel := context.WithTimeout(ctx, PageWait)
+	defer cancel()
+	m, err := directget.Leader(wait, js, stream, subject, from)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, Unreachable(err)
+	}
+	return m, nil
+}
+
 // one gives the messages of one page and says from where on there are more.
 func one(
 	ctx context.Context, js jetstream.JetStream, memory *Memory, stream, subject string, from uint64, fn func(directget.Message) error,

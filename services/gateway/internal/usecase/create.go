@@ -61,7 +61,7 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 func (u *UseCases) created(ctx context.Context, agg subject.Aggregate, next nextMsg) (sandbox.Sandbox, error) {
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	defer cancel()
-	if _, err := outcome(wait, next); err != nil {
+	if _, err := u.outcome(wait, agg, next); err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	wait, cancelLoad := context.WithTimeout(ctx, outcomeWait)

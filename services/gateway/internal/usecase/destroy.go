@@ -40,7 +40,7 @@ func (u *UseCases) Destroy(ctx context.Context, p principal.Principal, key, id s
 	}
 	u.hints.forget(subject.Sandbox(s.Tenant, id))
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
-	_, err = outcome(wait, inbox.next)
+	_, err = u.outcome(wait, subject.Sandbox(s.Tenant, id), inbox.next)
 	cancel()
 	if err != nil {
 		return s, err

@@ -50,7 +50,7 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	agg := subject.Exec(s.Tenant, s.ID, c.id())
 	known := false
 	if c.repeated {
-		h, err := u.log.Load(ctx, agg)
+		h, err := u.history(ctx, agg)
 		if err != nil {
 			return envelope.Recorded{}, err
 		}
@@ -130,7 +130,7 @@ func (u *UseCases) accepted(ctx context.Context, agg subject.Aggregate, next nex
 	defer cancel()
 	for {
 		wait, stop := context.WithTimeout(ctx, outcomeWait)
-		answered, err := outcome(wait, next)
+		answered, err := u.outcome(wait, agg, next)
 		stop()
 		switch {
 		case err != nil:
@@ -208,6 +208,7 @@ func (u *UseCases) follow(
 	var never *refused
 	switch {
 	case err == nil:
+		u.seen.put(agg, end.Seq)
 		return end, nil
 	case errors.As(err, &never):
 		return end, never.error
@@ -280,7 +281,7 @@ func (u *UseCases) Cancel(ctx context.Context, p principal.Principal, key, sandb
 }
 
 func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subject.Aggregate, reason string) error {
-	h, err := u.log.Load(ctx, agg)
+	h, err := u.history(ctx, agg)
 	if err != nil {
 		return err
 	}
@@ -311,7 +312,7 @@ func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subjec
 	}
 	wait, cancel := context.WithTimeout(ctx, outcomeWait)
 	defer cancel()
-	_, err = outcome(wait, inbox.next)
+	_, err = u.outcome(wait, agg, inbox.next)
 	return err
 }
 
@@ -326,7 +327,7 @@ func (u *UseCases) exec(ctx context.Context, p principal.Principal, sandboxID, e
 	if err != nil {
 		return sandbox.Exec{}, err
 	}
-	h, err := u.log.Load(ctx, agg)
+	h, err := u.history(ctx, agg)
 	if err != nil {
 		return sandbox.Exec{}, err
 	}

@@ -12,8 +12,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -84,7 +86,7 @@ func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string,
 		return c, unreachable(err)
 	}
 	c.repeated = true
-	e, _, err := read(ctx, kv, c)
+	e, _, err := u.read(ctx, c)
 	if err == nil && e.Digest != c.digest {
 		return c, fault.New(fault.Conflict, fault.ReasonIdempotency, "this idempotency key was used with another request").
 			WithFields(map[string]string{"idempotency-key": "use a new key for a new request, or repeat the first one exactly"})
@@ -110,7 +112,7 @@ func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (
 	defer tick.Stop()
 	var mine uint64
 	for mine == 0 {
-		e, revision, err := read(ctx, kv, c)
+		e, revision, err := u.read(ctx, c)
 		switch {
 		case err != nil:
 			return Written{}, err
@@ -151,20 +153,20 @@ func encode(e entry) []byte {
 	return b
 }
 
-func read(ctx context.Context, kv jetstream.KeyValue, c claim) (entry, uint64, error) {
+// read gives the entry of a key and its revision, by the leader of the bucket: a replica may not show yet that somebody has the key.
+func (u *UseCases) read(ctx context.Context, c claim) (entry, uint64, error) {
 	var e entry
-	var stored jetstream.KeyValueEntry
-	err := again(ctx, func(ctx context.Context) (err error) {
-		stored, err = kv.Get(ctx, c.name)
-		return err
-	})
+	m, err := directget.LeaderLast(ctx, u.js, subject.BucketStream(topology.BucketIdem), subject.BucketKey(topology.BucketIdem, c.name))
+	if err == nil && m == nil {
+		err = jetstream.ErrKeyNotFound
+	}
 	if err == nil {
-		err = json.Unmarshal(stored.Value(), &e)
+		err = json.Unmarshal(m.Data, &e)
 	}
 	if err != nil {
 		return e, 0, unreachable(err)
 	}
-	return e, stored.Revision(), nil
+	return e, m.Seq, nil
 }
 
 // keys is the bucket of idempotency keys, opened once.

@@ -77,6 +77,7 @@ type UseCases struct {
 	// tenants are the aggregates of sandboxes by id, for callers who name no tenant.
 	tenants map[string]subject.Aggregate
 	hints   hints
+	seen    seen
 	// memory is what all streams of events and output hold together.
 	memory *stored.Memory
 }
@@ -91,6 +92,7 @@ func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, s
 		memory: stored.NewMemory(streamMemory),
 	}
 	u.hints.ready = map[subject.Aggregate]hint{}
+	u.seen.upTo = map[subject.Aggregate]uint64{}
 	if err := u.hints.follow(base, nc); err != nil {
 		logger.WarnContext(base, "sandboxes are remembered as ready for some seconds after their end", "error", err)
 	}
@@ -155,7 +157,7 @@ func (u *UseCases) show(ctx context.Context, p principal.Principal, id string) (
 }
 
 func (u *UseCases) folded(ctx context.Context, agg subject.Aggregate, fold func(eventlog.History) (sandbox.Sandbox, error)) (sandbox.Sandbox, error) {
-	h, err := u.log.Load(ctx, agg)
+	h, err := u.history(ctx, agg)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -273,9 +275,9 @@ func (u *UseCases) order(ctx context.Context, subj string, command proto.Message
 // nextMsg waits for an answer until ctx ends.
 type nextMsg func(context.Context) (*nats.Msg, error)
 
-// outcome waits for the answer to a command until ctx ends: the refusal, or nil. answered is false where none came, which says
-// nothing: the log knows.
-func outcome(ctx context.Context, next nextMsg) (answered bool, err error) {
+// outcome waits for the answer to a command about an aggregate until ctx ends: the refusal, or nil. answered is false where none came,
+// which says nothing: the log knows.
+func (u *UseCases) outcome(ctx context.Context, agg subject.Aggregate, next nextMsg) (answered bool, err error) {
 	m, err := next(ctx)
 	if err != nil {
 		return false, nil //nolint:nilerr // see above
@@ -287,6 +289,7 @@ func outcome(ctx context.Context, next nextMsg) (answered bool, err error) {
 	if o.GetError() != nil {
 		return true, fault.FromDetail(o.GetError())
 	}
+	u.seen.put(agg, o.GetSequence())
 	return true, nil
 }
 

@@ -34,9 +34,26 @@ func EventID(what, aggregate string, seq uint64) string {
 	return ids.Derive(what, aggregate, strconv.FormatUint(seq, 10))
 }
 
-// Load is the sandbox as the log has it.
+// Load is the sandbox as a replica of the log has it: it may lack the end of its history, and one that was requested a moment ago may not
+// exist.
 func Load(ctx context.Context, log eventlog.Log, tenant, id string) (sandbox.Sandbox, error) {
-	h, err := log.Load(ctx, subject.Sandbox(tenant, id))
+	return fold(log.Load(ctx, subject.Sandbox(tenant, id)))
+}
+
+// Current is the sandbox with all that was recorded before the call.
+func Current(ctx context.Context, log eventlog.Log, tenant, id string) (sandbox.Sandbox, error) {
+	return fold(eventlog.Current(ctx, log, subject.Sandbox(tenant, id)))
+}
+
+// UpTo is the sandbox as of an event at a sequence or later, at least; Current for 0, where no event is known.
+func UpTo(ctx context.Context, log eventlog.Log, tenant, id string, seq uint64) (sandbox.Sandbox, error) {
+	if seq == 0 {
+		return Current(ctx, log, tenant, id)
+	}
+	return fold(eventlog.LoadUpTo(ctx, log, subject.Sandbox(tenant, id), seq))
+}
+
+func fold(h eventlog.History, err error) (sandbox.Sandbox, error) {
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}

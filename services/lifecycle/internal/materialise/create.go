@@ -35,22 +35,11 @@ const recheck = 2 * time.Second
 // startAttempts bounds the starts of one sandbox where a later one may help. The driver has its own, shorter attempts.
 const startAttempts = 4
 
-// The command comes behind the event that asks for the sandbox, which a replica of the log that lags does not show yet: set aside at
-// once, the sandbox would never start.
-const (
-	lagAttempts = 6
-	lagPause    = 500 * time.Millisecond
-)
-
 // materialise makes the sandbox, or finishes what an earlier attempt began.
 func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Meta, sealedEnv []byte, attempt int) error {
 	switch {
 	case !s.Exists():
-		never := fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested")
-		if attempt < lagAttempts {
-			return worker.RetryAfter(lagPause, never)
-		}
-		return worker.Poison(never)
+		return worker.Poison(fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested"))
 	case s.State == sandbox.Ready:
 		return nil
 	case s.State == sandbox.Failed:
@@ -189,7 +178,7 @@ func (r *Role) unstarted(ctx context.Context, s sandbox.Sandbox, m history.Meta,
 		// This process ends; the repeated command goes on with it.
 		return ctx.Err()
 	case errors.Is(err, errDestroyed):
-		now, err := history.Load(ctx, r.events, s.Tenant, s.ID)
+		now, err := history.Current(ctx, r.events, s.Tenant, s.ID)
 		if err != nil {
 			return err
 		}

@@ -61,7 +61,7 @@ func (r *Role) recordDestroyed(ctx context.Context, s sandbox.Sandbox, m history
 }
 
 func (r *Role) decideDestroyed(ctx context.Context, s sandbox.Sandbox, m history.Meta, used runtime.Usage) ([]eventlog.Entry, error) {
-	boxes, err := r.events.Load(ctx, subject.Sandbox(s.Tenant, s.ID))
+	boxes, err := eventlog.LoadUpTo(ctx, r.events, subject.Sandbox(s.Tenant, s.ID), s.Seq)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (r *Role) decideDestroyed(ctx context.Context, s sandbox.Sandbox, m history
 	if err != nil {
 		return nil, err
 	}
-	disks, err := r.events.Load(ctx, subject.Workspace(s.Tenant, s.ID))
+	disks, err := eventlog.Known(ctx, r.events, subject.Workspace(s.Tenant, s.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (r *Role) decideDestroyed(ctx context.Context, s sandbox.Sandbox, m history
 // alone, whoever asked.
 func (r *Role) deleteWorkspace(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
 	agg := subject.Workspace(s.Tenant, s.ID)
-	h, err := r.events.Load(ctx, agg)
+	h, err := eventlog.Current(ctx, r.events, agg)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (r *Role) Handle(ctx context.Context, m worker.Message) error {
 		return ctx.Err()
 	}
 	defer free()
-	s, err := history.Load(ctx, r.events, cmd.GetTenantId(), cmd.GetSandboxId())
+	s, err := history.UpTo(ctx, r.events, cmd.GetTenantId(), cmd.GetSandboxId(), cmd.GetSequence())
 	if err != nil {
 		return err
 	}

@@ -387,7 +387,7 @@ func (r *Reconciler) lookup(ctx context.Context, st runtime.Status) (sandbox.San
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	return history.Load(ctx, r.events, agg.Tenant, agg.ID)
+	return history.Current(ctx, r.events, agg.Tenant, agg.ID)
 }
 
 // workspaces removes those that the log neither knows nor released, long after they were first seen.

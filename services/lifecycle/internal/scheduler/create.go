@@ -7,15 +7,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -50,7 +51,7 @@ func (s *Scheduler) create(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 		return sb.Seq, nil
 	}
 	return sb.Seq, s.send(ctx, sb.Worker, &commandsv1.WorkerCommand{
-		CommandId: ids.Derive("materialise", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID,
+		CommandId: ids.Derive("materialise", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID, Sequence: sb.Seq,
 		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
 		Command: &commandsv1.WorkerCommand_Materialise{Materialise: &commandsv1.Materialise{SealedEnv: c.GetSealedEnv()}},
 	})
@@ -231,7 +232,7 @@ func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 	if _, err := s.refused.Put(ctx, refusalKey(cmd), data); err != nil {
 		return sandbox.Sandbox{}, unavailable(fmt.Errorf("remember the refusal: %w", err))
 	}
-	sb, err := history.Load(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId())
+	sb, err := history.Current(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId())
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -243,15 +244,16 @@ func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 
 // earlier is the refusal that an earlier delivery of this command was answered with; nil without one.
 func (s *Scheduler) earlier(ctx context.Context, cmd *commandsv1.SandboxCommand) error {
-	e, err := s.refused.Get(ctx, refusalKey(cmd))
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return nil
-	}
+	// Of the leader of the bucket: a replica may not show yet what was answered a moment ago.
+	m, err := directget.LeaderLast(ctx, s.js, subject.BucketStream(topology.BucketIdem), subject.BucketKey(topology.BucketIdem, refusalKey(cmd)))
 	if err != nil {
 		return unavailable(fmt.Errorf("read earlier refusals: %w", err))
 	}
+	if m == nil {
+		return nil
+	}
 	detail := &commonv1.ErrorDetail{}
-	if err := proto.Unmarshal(e.Value(), detail); err != nil {
+	if err := proto.Unmarshal(m.Data, detail); err != nil {
 		return fmt.Errorf("read an earlier refusal: %w", err)
 	}
 	return fault.FromDetail(detail)

@@ -27,7 +27,7 @@ func (s *Scheduler) destroy(ctx context.Context, cmd *commandsv1.SandboxCommand,
 		return sb.Seq, err
 	}
 	return sb.Seq, s.send(ctx, sb.Worker, &commandsv1.WorkerCommand{
-		CommandId: ids.Derive("teardown", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID,
+		CommandId: ids.Derive("teardown", cmd.GetCommandId()), TenantId: sb.Tenant, SandboxId: sb.ID, Sequence: sb.Seq,
 		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
 		Command: &commandsv1.WorkerCommand_Teardown{Teardown: &commandsv1.Teardown{Reason: reason}},
 	})

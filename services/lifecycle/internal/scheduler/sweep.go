@@ -48,7 +48,7 @@ func (s *Scheduler) sweepPlaces(ctx context.Context, live *views.Set) error {
 
 // doubt gives a place back when the log says that nothing holds it.
 func (s *Scheduler) doubt(ctx context.Context, key, id string, h Holder) error {
-	sb, err := history.Load(ctx, s.events, h.Tenant, id)
+	sb, err := history.Current(ctx, s.events, h.Tenant, id)
 	if err != nil {
 		return fmt.Errorf("load the holder of a place: %w", err)
 	}

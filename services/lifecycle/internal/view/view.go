@@ -110,12 +110,25 @@ func (p *Projection) Apply(ctx context.Context, e envelope.Recorded) error {
 	return nil
 }
 
-// load folds the history up to the log's present end. What cannot be understood is skipped: a view shows, it does not decide.
+// load folds the history up to e at least.
 func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope.Recorded) (sandbox.Sandbox, error) {
 	h, err := eventlog.LoadUpTo(ctx, p.events, agg, e.Seq)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	s := p.shown(agg, h)
+	s.Seq = max(s.Seq, e.Seq)
+	return s, nil
+}
+
+// present folds all that the log has.
+func (p *Projection) present(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
+	h, err := eventlog.Current(ctx, p.events, agg)
+	return p.shown(agg, h), err
+}
+
+// shown leaves out what it cannot understand: a view shows, it does not decide.
+func (p *Projection) shown(agg subject.Aggregate, h eventlog.History) sandbox.Sandbox {
 	s := sandbox.Sandbox{ID: agg.ID, Tenant: agg.Tenant}
 	for _, r := range h.Events {
 		next, err := s.Evolve(r)
@@ -126,8 +139,7 @@ func (p *Projection) load(ctx context.Context, agg subject.Aggregate, e envelope
 			p.log.Error("an impossible event was left out of a view", "subject", r.Subject, "sequence", r.Seq, "error", err)
 		}
 	}
-	s.Seq = max(s.Seq, e.Seq)
-	return s, nil
+	return s
 }
 
 // Heal makes each view what the log says, and removes those of sandboxes that the log does not know.
@@ -159,7 +171,7 @@ func (p *Projection) heal(ctx context.Context, key string, agg subject.Aggregate
 	if err != nil {
 		return err
 	}
-	s, err := p.load(ctx, agg, envelope.Recorded{})
+	s, err := p.present(ctx, agg)
 	if err != nil {
 		return err
 	}
@@ -181,7 +193,7 @@ func (p *Projection) heal(ctx context.Context, key string, agg subject.Aggregate
 
 // workspaceDeleted is when a workspace was removed, nil where the log does not say so.
 func (p *Projection) workspaceDeleted(ctx context.Context, agg subject.Aggregate) (*timestamppb.Timestamp, error) {
-	h, err := p.events.Load(ctx, subject.Workspace(agg.Tenant, agg.ID))
+	h, err := eventlog.Current(ctx, p.events, subject.Workspace(agg.Tenant, agg.ID))
 	if err != nil {
 		return nil, err
 	}

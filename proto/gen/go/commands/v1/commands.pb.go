@@ -368,6 +368,9 @@ type WorkerCommand struct {
 	CorrelationId string                 `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	Time          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
 	ReplyTo       string                 `protobuf:"bytes,7,opt,name=reply_to,json=replyTo,proto3" json:"reply_to,omitempty"`
+	// Sequence in EVT of an event of the sandbox that stood there before the command was given: whoever carries it out reads at least so
+	// far, and does not take a replica's late answer for the truth. 0: not known.
+	Sequence uint64 `protobuf:"varint,8,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Types that are valid to be assigned to Command:
 	//
 	//	*WorkerCommand_Materialise
@@ -455,6 +458,13 @@ func (x *WorkerCommand) GetReplyTo() string {
 		return x.ReplyTo
 	}
 	return ""
+}
+
+func (x *WorkerCommand) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 func (x *WorkerCommand) GetCommand() isWorkerCommand_Command {
@@ -2253,7 +2263,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd9\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\x03\n" +
 	"\rWorkerCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2263,7 +2273,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x05actor\x18\x04 \x01(\tR\x05actor\x12%\n" +
 	"\x0ecorrelation_id\x18\x05 \x01(\tR\rcorrelationId\x12.\n" +
 	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x19\n" +
-	"\breply_to\x18\a \x01(\tR\areplyTo\x12F\n" +
+	"\breply_to\x18\a \x01(\tR\areplyTo\x12\x1a\n" +
+	"\bsequence\x18\b \x01(\x04R\bsequence\x12F\n" +
 	"\vmaterialise\x18\n" +
 	" \x01(\v2\".sandtrail.commands.v1.MaterialiseH\x00R\vmaterialise\x12=\n" +
 	"\bteardown\x18\v \x01(\v2\x1f.sandtrail.commands.v1.TeardownH\x00R\bteardown\x12S\n" +
