@@ -38,6 +38,7 @@ func (b *birth) await(ctx context.Context, made *corev1.Pod) (runtime.Created, e
 		wait, found := unseenFor, diagnosis.Diagnosis{Hope: true}
 		if pod != nil {
 			found = b.d.diagnose(pod, true)
+			runtime.Report(ctx, runtime.Progress{Reason: string(found.Reason), Message: found.Message})
 			if f := found.Fault(); f != nil && (!found.Hope || found.Over) {
 				return runtime.Created{}, f
 			}

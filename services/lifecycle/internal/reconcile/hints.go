@@ -20,10 +20,10 @@ const (
 	hintsAtOnce = 64
 	// maxHints bounds what is kept to be looked at; what comes beyond is left to the next pass.
 	maxHints = 10_000
-	// hintAgain is how soon a sandbox is looked at again that a command has in hand, or that the views show as not up yet, and
-	// hintTries how often: what takes longer is left to the pass.
+	// hintAgain is how soon a sandbox is looked at again that a command has in hand, or that the views do not show as up yet; each
+	// further wait is twice as long. hintTries is how often: what takes longer than some 15 s is left to the pass.
 	hintAgain = 250 * time.Millisecond
-	hintTries = 8
+	hintTries = 6
 )
 
 // hints are the sandboxes of which something has changed, each once, with the number of looks so far.
@@ -86,7 +86,7 @@ func (r *Reconciler) follow(ctx context.Context) {
 				case err != nil:
 					r.log.Warn("a change could not be followed", "sandbox", id, "error", err)
 				case again && all[id] < hintTries:
-					time.AfterFunc(hintAgain, func() { r.hints.add(id, all[id]+1) })
+					time.AfterFunc(hintAgain<<all[id], func() { r.hints.add(id, all[id]+1) })
 				}
 				return nil
 			})
@@ -94,10 +94,13 @@ func (r *Reconciler) follow(ctx context.Context) {
 	}
 }
 
-// changed looks at one sandbox. again: it cannot be told yet. What no view knows is left to the pass.
+// changed looks at one sandbox. again: it cannot be told yet. What no view ever knows is left to the pass.
 func (r *Reconciler) changed(ctx context.Context, id string) (again bool, err error) {
 	v, ok := r.live.Get(id)
-	if !ok || v.GetWorker() != r.cfg.Worker {
+	switch {
+	case !ok:
+		return true, nil
+	case v.GetWorker() != r.cfg.Worker:
 		return false, nil
 	}
 	free, ok := r.busy.Try(id)

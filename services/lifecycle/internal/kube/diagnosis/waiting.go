@@ -45,6 +45,9 @@ func waiting(o Observed) Diagnosis {
 	if e := latest(ofPod(o), "Pulling", "Pulled", "Created", "Started"); e != nil && e.Reason == "Pulling" {
 		return progress(began(e), "its image is being pulled")
 	}
+	if made := condition(o.Pod, corev1.PodReadyToStartContainers); made.Status == corev1.ConditionTrue {
+		return progress(made.LastTransitionTime.Time, "its image is being pulled, or its container made")
+	}
 	return progress(since, "its node prepares it")
 }
 
@@ -106,6 +109,10 @@ func stuck(o Observed) (Diagnosis, bool) {
 		"SuccessfulAttachVolume", "SuccessfulMountVolume", "Pulling", "Pulled", "Created", "Started",
 	)
 	if e == nil {
+		return Diagnosis{}, false
+	}
+	// Volumes and network come before this. Events have whole seconds.
+	if made := condition(o.Pod, corev1.PodReadyToStartContainers); made.Status == corev1.ConditionTrue && !seen(e).After(made.LastTransitionTime.Time) {
 		return Diagnosis{}, false
 	}
 	d := Diagnosis{Reason: fault.ReasonRuntimeFailed, Code: fault.Unavailable, Hope: true, Since: began(e)}

@@ -95,8 +95,8 @@ type summary struct {
 
 // Usage of a pod since its start, at most some seconds behind what its kubelet knows, which is up to 15 s behind the pod. The peak is
 // the highest of the answers that this process has seen. An error: the kubelet does not answer, or does not know the pod, as for the
-// first seconds of its life.
-func (m *Meter) Usage(ctx context.Context, pod *corev1.Pod) (runtime.Usage, error) {
+// first seconds of its life. The agent in the pod, which answers at the endpoint, has no say in it.
+func (m *Meter) Usage(ctx context.Context, pod *corev1.Pod, _ runtime.Endpoint) (runtime.Usage, error) {
 	if pod.Spec.NodeName == "" {
 		return runtime.Usage{}, fmt.Errorf("pod %s has no node", pod.Name)
 	}

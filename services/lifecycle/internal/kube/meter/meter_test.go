@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/sandtrail/sandtrail/libs/runtime"
 )
 
 var start = time.Date(2026, 5, 1, 10, 0, 0, 0, time.UTC)
@@ -64,18 +66,18 @@ func TestOneAnswerServesEveryPodOfANode(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			_, err := m.Usage(t.Context(), pod("u1"))
+			_, err := m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 			require.NoError(t, err)
 		})
 	}
 	wg.Wait()
-	u, err := m.Usage(t.Context(), pod("u2"))
+	u, err := m.Usage(t.Context(), pod("u2"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, uint64(5), u.CPUMillis)
 	require.Zero(t, u.MemoryPeakBytes, "what a kubelet does not say is not made up")
 	require.Equal(t, 1, k.asked)
 
-	u, err = m.Usage(t.Context(), pod("u1"))
+	u, err = m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, Method, u.Method)
 	require.Equal(t, uint64(1500), u.CPUMillis)
@@ -86,7 +88,7 @@ func TestOneAnswerServesEveryPodOfANode(t *testing.T) {
 	require.Equal(t, time.Minute, u.Uptime)
 
 	now = now.Add(fresh)
-	_, err = m.Usage(t.Context(), pod("u1"))
+	_, err = m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, 2, k.asked)
 }
@@ -97,15 +99,15 @@ func TestPeakAndMeanAreOfAllAnswers(t *testing.T) {
 	m := New(k, func() time.Time { return now })
 	for _, mem := range []uint64{100, 400, 100} {
 		k.mem, k.at = mem, now
-		_, err := m.Usage(t.Context(), pod("u1"))
+		_, err := m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 		require.NoError(t, err)
 		// The kubelet has not looked again: the same answer counts once.
 		now = now.Add(fresh)
-		_, err = m.Usage(t.Context(), pod("u1"))
+		_, err = m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 		require.NoError(t, err)
 		now = now.Add(10*time.Second - fresh)
 	}
-	u, err := m.Usage(t.Context(), pod("u1"))
+	u, err := m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, uint64(400), u.MemoryPeakBytes)
 	require.Equal(t, uint64(200), u.MemoryAvgBytes)
@@ -116,15 +118,15 @@ func TestWhatIsNotKnownIsAnError(t *testing.T) {
 	now := start
 	k := &kubelet{at: now}
 	m := New(k, func() time.Time { return now })
-	_, err := m.Usage(t.Context(), pod("of the pod that had the name before"))
+	_, err := m.Usage(t.Context(), pod("of the pod that had the name before"), runtime.Endpoint{})
 	require.ErrorContains(t, err, "does not know pod")
-	_, err = m.Usage(t.Context(), pod("u3"))
+	_, err = m.Usage(t.Context(), pod("u3"), runtime.Endpoint{})
 	require.ErrorContains(t, err, "does not know pod", "a pod of another namespace")
-	_, err = m.Usage(t.Context(), &corev1.Pod{})
+	_, err = m.Usage(t.Context(), &corev1.Pod{}, runtime.Endpoint{})
 	require.ErrorContains(t, err, "has no node")
 	k.err = errors.New("refused")
 	now = now.Add(fresh)
-	_, err = m.Usage(t.Context(), pod("u1"))
+	_, err = m.Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.ErrorIs(t, err, k.err)
 }
 
@@ -134,7 +136,7 @@ func TestWhatNobodyAsksForIsForgotten(t *testing.T) {
 	for i := range 50 {
 		p := pod("u1")
 		p.Spec.NodeName = fmt.Sprint("n", i)
-		_, err := m.Usage(t.Context(), p)
+		_, err := m.Usage(t.Context(), p, runtime.Endpoint{})
 		require.NoError(t, err)
 		now = now.Add(10 * time.Minute)
 	}
@@ -160,20 +162,20 @@ func TestKubeletsAreAskedDirectlyOrThroughTheServer(t *testing.T) {
 
 	unknown, err := NewDirect(cfg, number, false)
 	require.NoError(t, err)
-	_, err = New(unknown, nil).Usage(t.Context(), pod("u1"))
+	_, err = New(unknown, nil).Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.ErrorContains(t, err, "certificate", "a kubelet that nobody vouches for got the credential")
 	require.Empty(t, paths)
 
 	direct, err := NewDirect(cfg, number, true)
 	require.NoError(t, err)
-	u, err := New(direct, nil).Usage(t.Context(), pod("u1"))
+	u, err := New(direct, nil).Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, uint64(7), u.CPUMillis)
 
 	cfg.Insecure, cfg.ServerName = true, ""
 	client, err := kubernetes.NewForConfig(cfg)
 	require.NoError(t, err)
-	u, err = New(Proxied{client.CoreV1().RESTClient()}, nil).Usage(t.Context(), pod("u1"))
+	u, err = New(Proxied{client.CoreV1().RESTClient()}, nil).Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.NoError(t, err)
 	require.Equal(t, uint64(7), u.CPUMillis)
 	require.Equal(t, []string{"/stats/summary", "/api/v1/nodes/n1/proxy/stats/summary"}, paths)
@@ -181,6 +183,6 @@ func TestKubeletsAreAskedDirectlyOrThroughTheServer(t *testing.T) {
 	cfg.BearerToken = "another"
 	client, err = kubernetes.NewForConfig(cfg)
 	require.NoError(t, err)
-	_, err = New(Proxied{client.CoreV1().RESTClient()}, nil).Usage(t.Context(), pod("u1"))
+	_, err = New(Proxied{client.CoreV1().RESTClient()}, nil).Usage(t.Context(), pod("u1"), runtime.Endpoint{})
 	require.Error(t, err)
 }
