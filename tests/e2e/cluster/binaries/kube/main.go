@@ -25,7 +25,7 @@ func components() map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"apiserver":          apiserver.NewAPIServerCommand,
 		"controller-manager": manager.NewControllerManagerCommand,
-		"scheduler":          scheduler.NewSchedulerCommand,
+		"scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"proxy":              proxy.NewProxyCommand,
 		"kubelet":            func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	}
