@@ -57,7 +57,7 @@ type Deps struct {
 	Topology topology.Options
 	// Tracer makes spans of commands; nil makes none.
 	Tracer trace.TracerProvider
-	// Driver runs the sandboxes; nil is gVisor on this host as Config.Driver says.
+	// Driver runs the sandboxes; nil is the one that Config says.
 	Driver runtime.Driver
 	// Events is the log; nil is the one on NC.
 	Events Events
@@ -163,11 +163,11 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	}
 	driver := d.Driver
 	if driver == nil {
-		if driver, a.closeDriver, err = newDriver(ctx, cfg, a.log); err != nil {
+		if driver, a.closeDriver, err = openDriver(ctx, cfg, a.log, d.Now); err != nil {
 			return err
 		}
 	}
-	cpu, memory, err := capacity()
+	cpu, memory, err := capacity(cfg)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	}
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
-			Worker: cfg.Worker, Driver: driverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
+			Worker: cfg.Worker, Driver: cfg.DriverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
 			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
 		},
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
@@ -216,8 +216,11 @@ func register(reg prometheus.Registerer, all ...prometheus.Collector) error {
 	return nil
 }
 
-// capacity of this host: what one sandbox may have at most.
-func capacity() (cpuMillis, memoryBytes uint64, err error) {
+// capacity is what one sandbox may have at most: what this host has, or what is allowed where a cluster finds the place.
+func capacity(cfg Config) (cpuMillis, memoryBytes uint64, err error) {
+	if cfg.DriverName == DriverKube {
+		return uint64(cfg.MaxCPUMillis), cfg.MaxMemoryBytes, nil
+	}
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0, 0, fmt.Errorf("read the size of memory: %w", err)

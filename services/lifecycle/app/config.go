@@ -29,11 +29,14 @@ type Config struct {
 	// Shared: several processes have this worker's role, as replicas in front of a cluster. Commands are shared among them; one at a
 	// time reconciles and reports for the worker.
 	Shared bool
-	// StateDir holds sandboxes, workspaces and images. Needed by the worker role.
+	// StateDir holds sandboxes, workspaces and images. Needed by the worker role with the driver gvisor.
 	StateDir string
 	// SealKeyFile holds the key that the gateway seals environments with. Needed by the worker role.
 	SealKeyFile string
-	Driver      DriverConfig
+	// DriverName is what runs the sandboxes of this worker, DriverGVisor or DriverKube: gvisor. Driver is for the one, Kube for the other.
+	DriverName string
+	Driver     DriverConfig
+	Kube       KubeConfig
 	// MaxSandboxes on this worker: 200, at most 1,500. MaxPerTenant over all workers: no limit.
 	MaxSandboxes, MaxPerTenant int
 	// StartDeadline is how long a create may take, from its request on, pulling its image included: 5 min.
@@ -78,6 +81,7 @@ func (c Config) withDefaults() Config {
 	if len(c.Roles) == 0 {
 		c.Roles = []string{RoleScheduler, RoleWorker}
 	}
+	set(&c.DriverName, DriverGVisor)
 	set(&c.MaxSandboxes, 200)
 	set(&c.StartDeadline, 5*time.Minute)
 	set(&c.KeepWorkspace, 24*time.Hour)
@@ -126,7 +130,11 @@ func (c Config) Validate() error {
 		check(r == RoleScheduler || r == RoleWorker, "roles: %q is neither %s nor %s", r, RoleScheduler, RoleWorker)
 	}
 	if c.has(RoleWorker) {
-		check(c.StateDir != "", "state directory: must be set for the worker role")
+		check(c.DriverName == DriverGVisor || c.DriverName == DriverKube, "driver: %q is neither %s nor %s", c.DriverName, DriverGVisor, DriverKube)
+		check(c.DriverName != DriverGVisor || c.StateDir != "", "state directory: must be set for the worker role")
+		if c.DriverName == DriverKube {
+			errs = append(errs, c.Kube.mistakes()...)
+		}
 		check(c.SealKeyFile != "", "seal key file: must be set for the worker role")
 	}
 	check(c.MaxSandboxes > 0 && c.MaxSandboxes <= scheduler.MaxPlaces, "max sandboxes: %d is not between 1 and %d", c.MaxSandboxes, scheduler.MaxPlaces)

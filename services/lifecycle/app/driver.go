@@ -50,8 +50,11 @@ type DriverConfig struct {
 // Progress is told how far a long step is: total is 0 while it is not known. It may be called from several goroutines.
 type Progress func(stage string, done, total int64, note string)
 
-// driverName stands in placements.
-const driverName = "gvisor"
+// Drivers: what runs the sandboxes. The name stands in placements.
+const (
+	DriverGVisor = "gvisor"
+	DriverKube   = "kube"
+)
 
 // DefaultImage is the reference of the image that is built here instead of being pulled.
 const DefaultImage = debian.Reference
@@ -85,9 +88,9 @@ func openImages(cfg Config, log *slog.Logger) (*image.Store, error) {
 	})
 }
 
-// newDriver opens gVisor on this host. What Prepare has made already is found; anything else is made now. close ends what it does
+// newGVisor opens gVisor on this host. What Prepare has made already is found; anything else is made now. close ends what it does
 // in the background; sandboxes go on.
-func newDriver(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Driver, closeDriver func(), err error) {
+func newGVisor(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Driver, closeDriver func(), err error) {
 	runsc, err := prepare.Runsc(ctx, cfg.Driver.prepare(log))
 	if err != nil {
 		return nil, nil, fmt.Errorf("prepare runsc: %w", err)

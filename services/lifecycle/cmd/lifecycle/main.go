@@ -20,11 +20,18 @@ type flags struct {
 	Worker        string        `default:"local" help:"Name of this host; the exec service of the same host has the same."`
 	Region        string        `help:"Region of this host."`
 	Roles         []string      `default:"scheduler,worker" help:"Roles of this process: scheduler, worker."`
-	State         string        `help:"State directory (worker role)."`
+	State         string        `help:"State directory (worker role with the driver gvisor)."`
 	SealKeyFile   string        `help:"File with the key that the gateway encrypts secrets with (worker role)."`
 	Cache         string        `help:"Directory of what is fetched and built once; a directory of the user's unless set."`
 	Runsc         string        `help:"runsc binary to use instead of the one that is fetched."`
 	Toolbox       string        `help:"toolbox binary to use instead of the one that is built."`
+	Driver        string        `default:"gvisor" help:"What runs the sandboxes of this worker: gvisor, on this host, or kube, in a cluster (worker role)."`
+	Kubeconfig    string        `help:"File with the way to the cluster; unset: this process runs in a pod of it (driver kube)."`
+	ClusterFile   string        `help:"File that says what sandboxes are in the cluster, see docs/KUBERNETES.md (driver kube)."`
+	AgentCA       string        `name:"agent-ca" help:"File with the certificate of the authority of those who call agents (driver kube)."`
+	AgentCert     string        `help:"File with this process's certificate under it (driver kube)."`
+	AgentKey      string        `help:"File with its key (driver kube)."`
+	Shared        bool          `help:"Several processes have this worker, as replicas in front of a cluster (worker role)."`
 	MaxSandboxes  int           `default:"200" help:"Sandboxes at once on this host."`
 	MaxPerTenant  int           `help:"Sandboxes at once of one tenant, 0 for no limit (scheduler role)."`
 	StartDeadline time.Duration `default:"5m" help:"How long a create may take."`
@@ -37,6 +44,10 @@ func (f flags) config() app.Config {
 	return app.Config{
 		Worker: f.Worker, Region: f.Region, Roles: f.Roles, StateDir: f.State, SealKeyFile: f.SealKeyFile,
 		MaxSandboxes: f.MaxSandboxes, MaxPerTenant: f.MaxPerTenant, StartDeadline: f.StartDeadline, KeepWorkspace: f.KeepWorkspace, OrphanGrace: f.OrphanGrace,
+		DriverName: f.Driver, Shared: f.Shared,
+		Kube: app.KubeConfig{
+			Kubeconfig: f.Kubeconfig, File: f.ClusterFile, AgentCA: f.AgentCA, AgentCert: f.AgentCert, AgentKey: f.AgentKey,
+		},
 		Driver: app.DriverConfig{CacheDir: f.Cache, Runsc: f.Runsc, Toolbox: f.Toolbox, Pool: f.Pool},
 	}
 }

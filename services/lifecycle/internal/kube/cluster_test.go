@@ -283,6 +283,10 @@ func (a *agent) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply,
 	return &toolboxv1.HelloReply{Alive: true}, nil
 }
 
+func (a *agent) Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
+	return &toolboxv1.ShutdownReply{}, nil
+}
+
 func (a *agents) start(pod *corev1.Pod, begin func(*toolboxv1.Configure) error) {
 	one := &agent{begin: begin, socket: filepath.Join(a.dir, strings.ReplaceAll(string(pod.UID), "-", "")[:16])}
 	l, err := net.Listen("unix", one.socket)

@@ -12,7 +12,14 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/runtime"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/kube/manifest"
+)
+
+const (
+	// graceMillis is how long programs have between TERM and KILL.
+	graceMillis     = 2000
+	shutdownTimeout = 6 * time.Second
 )
 
 // stillThere is between two looks at the cluster itself for what the watch no longer shows or never showed.
@@ -31,10 +38,13 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 	defer unlock()
 	var used runtime.Usage
 	for _, pod := range d.seen.podsOf(id) {
+		if !running(pod) {
+			continue
+		}
 		if u, err := d.measure(ctx, pod); err == nil {
 			used = u
-			break
 		}
+		d.shutdown(ctx, pod)
 	}
 	// The watch may be too late for a pod that another replica has just made.
 	if err := d.removePods(ctx, id, []string{manifest.PodName(id, 0)}); err != nil {
@@ -42,6 +52,20 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 	}
 	d.seen.forget(id)
 	return used, d.markClaim(ctx, id)
+}
+
+// shutdown lets the agent end the programs in order, and with them the pod. A program can send it every signal that a kubelet can, so
+// signals mean nothing to it. What goes wrong here the kubelet puts right.
+func (d *Driver) shutdown(ctx context.Context, pod *corev1.Pod) {
+	e := d.endpoint(pod)
+	if e == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
+	defer cancel()
+	if _, err := d.o.Agents.Client(*e).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis}); err != nil {
+		d.o.Log.Info("the agent does not answer; the node ends its sandbox", "sandbox", idOf(pod), "error", err)
+	}
 }
 
 // removePods ends the pods of a sandbox: those that the watch shows, and those under names where it may be late.

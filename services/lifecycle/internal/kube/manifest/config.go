@@ -43,7 +43,7 @@ type Config struct {
 type Toolbox struct {
 	// Image reference, by digest if it shall never change. No default.
 	Image string `json:"image"`
-	// Path of the binary in the image: /usr/bin/sandtrail-toolbox.
+	// Path of the binary in the image: /usr/bin/sandtrail-agent.
 	Path string `json:"path,omitempty"`
 	// Source is how it comes into the pod: "init" copies it with an init container; "image" mounts the image as a volume, which is
 	// faster and needs a cluster and a runtime that have image volumes. Default: init.
@@ -112,7 +112,7 @@ func set[T comparable](field *T, value T) {
 // WithDefaults fills in what is not set.
 func (c Config) WithDefaults() Config {
 	set(&c.Port, 7070)
-	set(&c.Toolbox.Path, "/usr/bin/sandtrail-toolbox")
+	set(&c.Toolbox.Path, "/usr/bin/sandtrail-agent")
 	set(&c.Toolbox.Source, SourceInit)
 	// An empty list would let everybody in.
 	if len(c.Clients) == 0 {

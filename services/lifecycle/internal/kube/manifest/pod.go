@@ -93,11 +93,17 @@ func Pod(c Config, worker, podName, claimName string, s runtime.Spec) *corev1.Po
 
 // agentArgs are what the agent is started with. A dollar sign in a value would begin a reference to a variable.
 func agentArgs(c Config, s runtime.Spec) []string {
-	return []string{
+	args := []string{
 		"agent", fmt.Sprintf("--listen=:%d", c.Port), "--client-ca=" + escape(c.ClientCA),
 		"--pod-name=$(" + envPodName + ")", "--pod-uid=$(" + envPodUID + ")",
 		"--workspace=" + escape(s.MountPath), "--state=" + dirState,
+		// Below the pod's own limit, so that the largest program is ended and not the sandbox.
+		fmt.Sprintf("--memory-bytes=%d", s.MemoryBytes-s.MemoryBytes/16),
 	}
+	if s.PIDs > 0 {
+		args = append(args, fmt.Sprintf("--processes=%d", s.PIDs))
+	}
+	return args
 }
 
 func escape(s string) string { return strings.ReplaceAll(s, "$", "$$") }
@@ -138,8 +144,8 @@ func emptyDir(name string, limit int64) corev1.Volume {
 	}}
 }
 
-// resources are the sandbox's limits and the part of them that is reserved. Kubernetes has no limit of processes for one pod: what holds
-// is the podPidsLimit of the node's kubelet, and in the pod the agent.
+// resources are the sandbox's limits and the part of them that is reserved. Kubernetes has no limit of processes for one pod: the agent has
+// it.
 func resources(p Profile, s runtime.Spec) corev1.ResourceRequirements {
 	cpu, memory := int64(s.CPUMillis), int64(s.MemoryBytes) //nolint:gosec // checked by Check
 	return corev1.ResourceRequirements{
