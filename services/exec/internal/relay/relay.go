@@ -101,8 +101,21 @@ func (r *Relay) Begin(sandbox string) {
 	}
 }
 
-// Position reads how far the exec's output is stored, by the leader of OUT: the zero Position where nothing is.
+// Position reads how far the exec's output is stored; the zero Position where nothing is. A replica that lags may show less: a Run from
+// there is fenced.
 func (r *Relay) Position(ctx context.Context, x Exec) (Position, error) {
+	last, err := directget.Last(ctx, r.js, r.stream, x.Subject, 1)
+	if err != nil {
+		return Position{}, fmt.Errorf("read last chunk: %w", err)
+	}
+	if len(last) == 0 {
+		return Position{}, nil
+	}
+	return parsePosition(last[0].Seq, last[0].Header)
+}
+
+// Final is Position for whoever records it: nothing that was stored before the call is missed. The leader of OUT answers it.
+func (r *Relay) Final(ctx context.Context, x Exec) (Position, error) {
 	m, err := directget.LeaderLast(ctx, r.js, r.stream, x.Subject)
 	if err != nil {
 		return Position{}, fmt.Errorf("read last chunk: %w", err)

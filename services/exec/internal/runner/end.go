@@ -163,7 +163,7 @@ func join(parts ...string) string {
 func (x *run) lose(ctx context.Context, reason fault.Reason, message string) error {
 	var pos relay.Position
 	err := x.r.retry(ctx, "read position", x, func() (err error) {
-		pos, err = x.r.deps.Relay.Position(ctx, x.out)
+		pos, err = x.r.deps.Relay.Final(ctx, x.out)
 		return transient(err)
 	})
 	if err != nil {
