@@ -144,13 +144,13 @@ func TestViewsOfWhatTheLogHasLostArePutRight(t *testing.T) {
 	kv, err := f.JS.KeyValue(t.Context(), topology.BucketSandbox)
 	require.NoError(t, err)
 	kept := live(t, log, 4)
-	project := func(want map[string]*commandsv1.SandboxView) {
+	project := func(there func() bool) {
 		p, err := view.New(t.Context(), f.JS, log, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- projection.New(f.JS, p, projection.Options{}).Run(ctx) }()
-		require.Eventually(t, func() bool { return stored(t, kv, want) }, 20*time.Second, 20*time.Millisecond)
+		require.Eventually(t, there, 20*time.Second, 20*time.Millisecond)
 		cancel()
 		require.NoError(t, <-done)
 	}
@@ -172,12 +172,13 @@ func TestViewsOfWhatTheLogHasLostArePutRight(t *testing.T) {
 			lost[key].State, lost[key].Reason, lost[key].Sequence = sandbox.Destroying, "requested", recorded[0].Seq
 			break
 		}
-		project(lost)
+		project(func() bool { return stored(t, kv, lost) })
 	})
-	project(kept)
-	keys, err := kv.Keys(t.Context())
-	require.NoError(t, err)
-	require.Len(t, keys, len(kept), "nothing is left of sandboxes that the log does not know")
+	// Nothing is left of sandboxes that the log does not know.
+	project(func() bool {
+		keys, err := kv.Keys(t.Context())
+		return err == nil && len(keys) == len(kept) && stored(t, kv, kept)
+	})
 }
 
 // lagging is a log whose first loads give none, one, two and so on of the events, as a replica does that lags.
