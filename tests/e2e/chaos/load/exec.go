@@ -44,7 +44,13 @@ type following struct {
 	last uint64
 	// known: an event has come, so the exec is recorded and can be attached to.
 	known bool
+	// barren counts the streams since the last that brought a chunk: each is cut later than the one before, because a client that hangs up
+	// before any answer can come gets none from a host that is slow.
+	barren int
 }
+
+// maxBarren bounds how often the time until a cut is doubled.
+const maxBarren = 6
 
 // Exec runs a command to its end.
 func (c *Client) Exec(ctx context.Context, r Run) (End, error) {
@@ -58,7 +64,9 @@ func (c *Client) Exec(ctx context.Context, r Run) (End, error) {
 		}
 		if f.last > before {
 			p.progress()
+			f.barren = -1
 		}
+		f.barren++
 		// Between its acceptance and its first event an exec is on its way to its worker and not to be found.
 		early := !f.known && notFound(err)
 		if !temporary(err) && !early {
@@ -76,7 +84,7 @@ func (f *following) once(ctx context.Context) error {
 	defer cancel()
 	if f.run.Cut != nil {
 		if d := f.run.Cut(); d > 0 {
-			defer time.AfterFunc(d, cancel).Stop()
+			defer time.AfterFunc(d<<min(f.barren, maxBarren), cancel).Stop()
 		}
 	}
 	call := journal.Call{Client: f.name, Tenant: f.run.Tenant, Sandbox: f.run.Request.GetSandboxId()}
