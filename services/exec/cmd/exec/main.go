@@ -24,6 +24,7 @@ type flags struct {
 	DefaultTimeout     time.Duration `default:"1h" help:"Timeout of a command that asks for none."`
 	MaxTimeout         time.Duration `default:"24h" help:"Longest timeout that may be asked for."`
 	OutputLimit        uint64        `default:"1073741824" help:"Bytes of each output stream of a command that are recorded as they come."`
+	FloodRate          int64         `help:"Bytes a second that all sandboxes which flood with output may write together while others work; 8 MiB for each CPU if not set, below 0 without a bound."`
 	StartDeadline      time.Duration `default:"10m" help:"How long a command waits for its sandbox to become ready."`
 }
 
@@ -31,7 +32,7 @@ func (f *flags) config() app.Config {
 	return app.Config{
 		StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
 		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
-		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit,
+		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit, FloodRate: f.FloodRate,
 	}
 }
 
