@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -136,6 +137,17 @@ func TestDownLeavesNothingAndASecondDownIsFine(t *testing.T) {
 	_, err = node.Open(dir)
 	require.True(t, errors.Is(err, node.ErrNotRunning), "%v", err)
 	require.NoError(t, n.Down(t.Context()))
+}
+
+func TestANodeLivesAsLongAsItsMakerAndNoLess(t *testing.T) {
+	n, inside := up(t, node.Options{Dir: directory(t)})
+	// A file that nobody names is closed by the second round at the latest.
+	for range 3 {
+		runtime.GC()
+	}
+	require.Never(t, func() bool { _, err := inside.Status(context.Background()); return err != nil }, 300*time.Millisecond, 20*time.Millisecond)
+	_, err := node.Open(n.Dir)
+	require.NoError(t, err)
 }
 
 func TestTwoNodesAtOnceHaveTheirOwnNetworks(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,6 +29,9 @@ type Options struct {
 	// Keep lets the node outlive this process. It ends by Down, or with the host.
 	Keep bool
 }
+
+// gates are held open as long as this process lives: a file that nobody names any more is closed, and its node would end.
+var gates sync.Map
 
 // Up makes a node and waits until its first process takes orders.
 func Up(ctx context.Context, o Options) (_ *Node, err error) {
@@ -69,6 +73,8 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	}
 	if o.Keep {
 		_ = gate.Close()
+	} else {
+		gates.Store(n.PID, gate)
 	}
 	if err = n.answers(ctx); err != nil {
 		return nil, err
@@ -136,6 +142,9 @@ func (n *Node) answers(ctx context.Context) error {
 func (n *Node) Down(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
+	if gate, ok := gates.LoadAndDelete(n.PID); ok {
+		_ = gate.(*os.File).Close()
+	}
 	if n.alive() {
 		if err := syscall.Kill(n.PID, syscall.SIGKILL); err != nil {
 			return fmt.Errorf("end the node: %w", err)
