@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/kube"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/kube/manifest"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/kube/meter"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
 
@@ -29,7 +31,18 @@ type KubeConfig struct {
 	// AgentCA is a file with the certificate of the authority of those who may call the agents in sandboxes, AgentCert and AgentKey are this
 	// process's own under it, all PEM.
 	AgentCA, AgentCert, AgentKey string
+	// Usage is who tells what sandboxes use: UsageKubelet unless set. AnyKubelet takes any certificate of a kubelet.
+	Usage      string
+	AnyKubelet bool
 }
+
+// Who tells what sandboxes use, see docs/METERING.md. UsageKubelet asks the kubelets, UsageProxy asks them through the API server, and
+// UsageAgent the agents, whose figures the programs beside them can forge.
+const (
+	UsageKubelet = "kubelet"
+	UsageProxy   = "proxy"
+	UsageAgent   = "agent"
+)
 
 // The API server has its own fair queueing; a client's limit would only hold up creates that come together.
 const (
@@ -45,6 +58,9 @@ func (c KubeConfig) mistakes() (errs []error) {
 		if file == "" {
 			errs = append(errs, fmt.Errorf("%s: must be set for the driver %s", name, DriverKube))
 		}
+	}
+	if !slices.Contains([]string{"", UsageKubelet, UsageProxy, UsageAgent}, c.Usage) {
+		errs = append(errs, fmt.Errorf("pod usage: %q is none of %s, %s and %s", c.Usage, UsageKubelet, UsageProxy, UsageAgent))
 	}
 	if len(errs) > 0 {
 		return errs
@@ -105,6 +121,20 @@ func openDriver(ctx context.Context, cfg Config, log *slog.Logger, now func() ti
 	return nil, nil, errors.New("there is no such driver")
 }
 
+func (c KubeConfig) meter(rc *rest.Config, cluster kubernetes.Interface, agents kube.Agents, now func() time.Time) (kube.Meter, error) {
+	switch c.Usage {
+	case UsageAgent:
+		return kube.Told{Agents: agents}, nil
+	case UsageProxy:
+		return meter.New(meter.Proxied{Client: cluster.CoreV1().RESTClient()}, now), nil
+	}
+	direct, err := meter.NewDirect(rc, 0, c.AnyKubelet)
+	if err != nil {
+		return nil, err
+	}
+	return meter.New(direct, now), nil
+}
+
 func newKube(ctx context.Context, cfg Config, log *slog.Logger, now func() time.Time) (runtime.Driver, func(), error) {
 	m, err := cfg.Kube.load()
 	if err != nil {
@@ -123,8 +153,12 @@ func newKube(ctx context.Context, cfg Config, log *slog.Logger, now func() time.
 		return nil, nil, err
 	}
 	agents := kube.Called(credentials)
+	usage, err := cfg.Kube.meter(rc, cluster, agents, now)
+	if err != nil {
+		return nil, nil, err
+	}
 	d, err := kube.New(ctx, kube.Options{
-		Client: cluster, Config: m, Worker: cfg.Worker, Agents: agents, Meter: kube.Told{Agents: agents}, KeepWorkspace: cfg.KeepWorkspace, Now: now, Log: log,
+		Client: cluster, Config: m, Worker: cfg.Worker, Agents: agents, Meter: usage, KeepWorkspace: cfg.KeepWorkspace, Now: now, Log: log,
 	})
 	if err != nil {
 		return nil, nil, err

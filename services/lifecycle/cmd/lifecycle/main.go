@@ -31,6 +31,8 @@ type flags struct {
 	AgentCA       string        `name:"agent-ca" help:"File with the certificate of the authority of those who call agents (driver kube)."`
 	AgentCert     string        `help:"File with this process's certificate under it (driver kube)."`
 	AgentKey      string        `help:"File with its key (driver kube)."`
+	PodUsage      string        `default:"kubelet" help:"Who tells what sandboxes use: kubelet, proxy (kubelets through the API server), or agent, which programs inside can forge (driver kube)."`
+	AnyKubelet    bool          `help:"Take any certificate of a kubelet, where kubelets sign their own (driver kube)."`
 	Shared        bool          `help:"Several processes have this worker, as replicas in front of a cluster (worker role)."`
 	MaxSandboxes  int           `default:"200" help:"Sandboxes at once on this host."`
 	MaxPerTenant  int           `help:"Sandboxes at once of one tenant, 0 for no limit (scheduler role)."`
@@ -47,6 +49,7 @@ func (f flags) config() app.Config {
 		DriverName: f.Driver, Shared: f.Shared,
 		Kube: app.KubeConfig{
 			Kubeconfig: f.Kubeconfig, File: f.ClusterFile, AgentCA: f.AgentCA, AgentCert: f.AgentCert, AgentKey: f.AgentKey,
+			Usage: f.PodUsage, AnyKubelet: f.AnyKubelet,
 		},
 		Driver: app.DriverConfig{CacheDir: f.Cache, Runsc: f.Runsc, Toolbox: f.Toolbox, Pool: f.Pool},
 	}
