@@ -88,9 +88,11 @@ func leader(ctx context.Context, js jetstream.JetStream, stream string, what map
 		}
 		return nil, fmt.Errorf("get from the leader: %w", answer.Error)
 	}
-	header, err := nats.DecodeHeadersMsg(answer.Message.Header)
-	if err != nil {
-		return nil, fmt.Errorf("get from the leader: %w", err)
+	header := nats.Header{}
+	if len(answer.Message.Header) > 0 {
+		if header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
+			return nil, fmt.Errorf("get from the leader: %w", err)
+		}
 	}
 	return &Message{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
 }

@@ -66,3 +66,26 @@ func TestAPageThatNeverComesEndsWithItsContext(t *testing.T) {
 	_, _, err := directget.Page(ctx, js, "S", "s.a", 1, 10, 1<<20)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
+
+func TestTheLeaderGivesMessagesWithAndWithoutHeaders(t *testing.T) {
+	f := natstest.Start(t)
+	_, err := f.JS.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}})
+	require.NoError(t, err)
+	none, err := directget.LeaderLast(t.Context(), f.JS, "S", "s.a")
+	require.NoError(t, err)
+	require.Nil(t, none)
+	_, err = f.JS.Publish(t.Context(), "s.a", []byte("plain"))
+	require.NoError(t, err)
+	_, err = f.JS.PublishMsg(t.Context(), &nats.Msg{Subject: "s.b", Data: []byte("headed"), Header: nats.Header{"A": {"1"}}})
+	require.NoError(t, err)
+	plain, err := directget.LeaderLast(t.Context(), f.JS, "S", "s.a")
+	require.NoError(t, err)
+	require.Equal(t, "plain", string(plain.Data))
+	require.Empty(t, plain.Header)
+	headed, err := directget.LeaderLast(t.Context(), f.JS, "S", "s.>")
+	require.NoError(t, err)
+	require.Equal(t, directget.Message{Subject: "s.b", Seq: 2, Header: nats.Header{"A": {"1"}}, Data: []byte("headed")}, *headed)
+	first, err := directget.Leader(t.Context(), f.JS, "S", "s.*", 1)
+	require.NoError(t, err)
+	require.Equal(t, "plain", string(first.Data))
+}

@@ -135,7 +135,7 @@ func TestTwoDeliveriesOfACreateAtOnceGiveOneAnswer(t *testing.T) {
 	d := newDesk(t)
 	known := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
 	go func() { _ = known.Run(t.Context(), d.f.JS) }()
-	asked, err := d.f.NC.SubscribeSync("$JS.API.DIRECT.GET." + subject.BucketStream(topology.BucketIdem) + ".>")
+	asked, err := d.f.NC.SubscribeSync("$JS.API.STREAM.MSG.GET." + subject.BucketStream(topology.BucketIdem))
 	require.NoError(t, err)
 	require.NoError(t, d.f.NC.Flush())
 	id, inbox := ids.New(), d.f.NC.NewInbox()
