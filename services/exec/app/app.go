@@ -6,13 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
-	"os"
-	"path/filepath"
 	"runtime"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,14 +19,13 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
-	"github.com/sandtrail/sandtrail/libs/fault"
-	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	"github.com/sandtrail/sandtrail/services/exec/internal/files"
+	"github.com/sandtrail/sandtrail/services/exec/internal/locate"
 	"github.com/sandtrail/sandtrail/services/exec/internal/receipt"
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
 	"github.com/sandtrail/sandtrail/services/exec/internal/runner"
@@ -43,8 +37,11 @@ import (
 type Config struct {
 	// NATSURL is dialled where Deps brings no connection.
 	NATSURL string
-	// StateDir holds sandboxes/<id>/keeper.sock of each sandbox of this worker.
+	// StateDir holds sandboxes/<id>/keeper.sock of each sandbox of this worker that has a keeper.
 	StateDir string
+	// AgentCert and AgentKey are files (PEM) with the certificate by which this service calls the agents of sandboxes that have one, and
+	// its key. They are read for each connection.
+	AgentCert, AgentKey string
 	// Worker is this host's name (local).
 	Worker string
 	// SealKeyFile holds the key under which the gateway seals environments and standard inputs.
@@ -94,7 +91,8 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s: %s", field, what))
 		}
 	}
-	check(c.StateDir != "", "StateDir", "is needed")
+	check(c.StateDir != "" || c.AgentCert != "", "StateDir", "is needed where sandboxes have keepers")
+	check((c.AgentCert == "") == (c.AgentKey == ""), "AgentCert, AgentKey", "are needed together")
 	check(c.SealKeyFile != "", "SealKeyFile", "is needed")
 	check(subject.ValidToken(c.Worker), "Worker", "must be 1 to 64 of A-Z a-z 0-9 _ -")
 	check(c.MaxExecs >= 0 && c.MaxExecsPerSandbox >= 0, "MaxExecs", "cannot be negative")
@@ -126,8 +124,10 @@ type App struct {
 	files    *files.Server
 	settler  *settle.Settler
 	receipts *receipt.Projection
-	// toolboxes holds connections to keepers; nil where Deps.Toolbox replaces it.
+	locator  *locate.Locator
+	// toolboxes holds connections to keepers and agents; nil where Deps.Toolbox replaces it. agents is nil where there are only keepers.
 	toolboxes *client.Pool
+	agents    *client.Credentials
 }
 
 // New connects, makes what the worker needs on the server and reads the key. Call Run.
@@ -151,16 +151,21 @@ func (a *App) connect() error {
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)
 	}
+	if a.cfg.AgentCert != "" {
+		credentials, err := client.LoadCredentials(a.cfg.AgentCert, a.cfg.AgentKey)
+		if err != nil {
+			return err
+		}
+		a.agents = credentials
+	}
 	if d.Toolbox == nil {
-		a.toolboxes = client.NewPool(func(box string) func(context.Context) (net.Conn, error) {
-			return client.KeeperDialer(a.cfg.StateDir, box)
-		})
+		a.toolboxes = client.NewRoutedPool(a.route)
 		d.Toolbox = a.toolboxes.Client
 	}
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
 	}
-	d.Toolbox = traced(d.Toolbox, d.Tracer.Tracer(scope))
+	d.Toolbox = observed(d.Toolbox, d.Tracer.Tracer(scope), a.unanswered)
 	if d.NC == nil {
 		nc, err := nats.Connect(a.cfg.NATSURL, nats.Name("sandtrail-exec"), nats.MaxReconnects(-1))
 		if err != nil {
@@ -198,6 +203,7 @@ func (a *App) build(ctx context.Context) error {
 	}
 	log := a.deps.Log.With("service", "exec", "worker", a.cfg.Worker)
 	a.log = jslog.New(a.deps.JS)
+	a.locator = locate.New(a.log)
 	out, err := relay.New(ctx, a.deps.JS, topology.StreamOutput, relay.Options{
 		Budget: semaphore.NewWeighted(a.cfg.OutputMemory), Fair: a.fair(), Log: log,
 	})
@@ -210,13 +216,14 @@ func (a *App) build(ctx context.Context) error {
 	}
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
-	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.owners(), Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope)}
+	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope)}
 	a.runner = runner.New(ctx, runner.Config{
 		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,
 		OutputLimit: a.cfg.OutputLimit, ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
+		Loaded: a.locator.Note,
 	})
 	return nil
 }
@@ -226,54 +233,6 @@ func (a *App) fair() *relay.Fair {
 		return nil
 	}
 	return relay.NewFair(float64(a.cfg.FloodRate))
-}
-
-func (a *App) alive(sandbox string) bool { return a.toolboxes != nil && a.toolboxes.Alive(sandbox) }
-
-// sandboxes are those with a directory below StateDir.
-func (a *App) sandboxes(context.Context) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(a.cfg.StateDir, "sandboxes"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var found []string
-	for _, e := range entries {
-		if e.IsDir() && ids.Valid(e.Name()) {
-			found = append(found, e.Name())
-		}
-	}
-	return found, err
-}
-
-// ownersMost bounds the owners remembered; over it all are forgotten, which costs one look-up each.
-const ownersMost = 4096
-
-// owners looks up the tenant of a sandbox in the log. It never changes, so it is remembered.
-func (a *App) owners() func(context.Context, string) (string, error) {
-	var mu sync.Mutex
-	known := map[string]string{}
-	return func(ctx context.Context, box string) (string, error) {
-		mu.Lock()
-		tenant, ok := known[box]
-		mu.Unlock()
-		if ok {
-			return tenant, nil
-		}
-		agg, err := a.log.Find(ctx, subject.AnyTenantSandbox(box))
-		if fault.CodeOf(err) == fault.NotFound {
-			return "", fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box)
-		}
-		if err != nil {
-			return "", err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if len(known) >= ownersMost {
-			clear(known)
-		}
-		known[box] = agg.Tenant
-		return agg.Tenant, nil
-	}
 }
 
 // lanes is how many commands are handled at once. A command holds a lane until its program is started, a few milliseconds.

@@ -112,11 +112,17 @@ func CallerFiles(t testing.TB, authority credentials.Pair) (certFile, keyFile st
 	return certFile, keyFile
 }
 
-// newBox is a box that does not run yet, and the arguments of its agent.
-func newBox(t testing.TB, workspace string, more []string) (*Box, []string) {
+// Authority makes one for tests.
+func Authority(t testing.TB) credentials.Pair {
 	t.Helper()
 	authority, err := credentials.NewAuthority(time.Hour)
 	require.NoError(t, err)
+	return authority
+}
+
+// newBox is a box that does not run yet, and the arguments of its agent.
+func newBox(t testing.TB, authority credentials.Pair, workspace string, more []string) (*Box, []string) {
+	t.Helper()
 	id := keepertest.NewID()
 	b := &Box{
 		Box: &keepertest.Box{}, Authority: authority, SandboxID: id, Workspace: workspace, Credentials: Caller(t, authority),
@@ -177,6 +183,12 @@ func (b *Box) address() string {
 // test's end kills it.
 func Host(t testing.TB, more ...string) *Box {
 	t.Helper()
+	return HostUnder(t, Authority(t), more...)
+}
+
+// HostUnder is Host with an authority that is there already.
+func HostUnder(t testing.TB, authority credentials.Pair, more ...string) *Box {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root can start it as another user")
 	}
@@ -191,7 +203,7 @@ func Host(t testing.TB, more ...string) *Box {
 	content, err := os.ReadFile(keepertest.AgentBinary(t))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(binary, content, 0o755))
-	b, args := newBox(t, workspace, append([]string{"-workspace", workspace, "-mount-path", "/workspace"}, more...))
+	b, args := newBox(t, authority, workspace, append([]string{"-workspace", workspace, "-mount-path", "/workspace"}, more...))
 	cmd := exec.Command(binary, args...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "KUBERNETES_SERVICE_HOST=10.0.0.1"}
 	cmd.Dir = "/"

@@ -30,7 +30,7 @@ func GVisor(t testing.TB, files map[string]string, more ...string) *Box {
 	require.NoError(t, os.Mkdir(workspace, 0o755))
 	require.NoError(t, os.Chown(workspace, GuestUser, GuestUser))
 	require.NoError(t, os.Mkdir(bundle, 0o755))
-	b, args := newBox(t, workspace, append([]string{"-workspace", "/workspace"}, more...))
+	b, args := newBox(t, Authority(t), workspace, append([]string{"-workspace", "/workspace"}, more...))
 	mounts := []object{
 		{"destination": "/proc", "type": "proc", "source": "proc"},
 		{"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=1777"}},

@@ -16,7 +16,9 @@ import (
 
 type flags struct {
 	chassis.Flags
-	State              string        `name:"state" required:"" help:"State directory that holds this worker's sandboxes."`
+	State              string        `name:"state" help:"State directory that holds this worker's sandboxes that have keepers."`
+	AgentCert          string        `help:"File with the certificate by which sandboxes' agents know this service."`
+	AgentKey           string        `help:"File with its key."`
 	Worker             string        `name:"worker" default:"local" help:"Name of this worker."`
 	SealKeyFile        string        `required:"" help:"File with the key that opens environments and standard inputs."`
 	MaxExecs           int           `default:"256" help:"Most commands at once on this worker."`
@@ -30,7 +32,7 @@ type flags struct {
 
 func (f *flags) config() app.Config {
 	return app.Config{
-		StateDir: f.State, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
+		StateDir: f.State, AgentCert: f.AgentCert, AgentKey: f.AgentKey, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
 		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
 		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit, FloodRate: f.FloodRate,
 	}

@@ -1,4 +1,4 @@
-// Package openexecs finds the execs of a sandbox that have no end in the log.
+// Package openexecs finds the execs, and the sandboxes, that have no end in the log.
 package openexecs
 
 import (
@@ -17,7 +17,15 @@ import (
 
 // Of lists the open execs of a sandbox. None that began before the call is missed; one that has ended a moment ago may still be listed.
 func Of(ctx context.Context, js jetstream.JetStream, tenant, sandbox string) ([]subject.Aggregate, error) {
-	filter := subject.ExecsOf(tenant, sandbox)
+	return current(ctx, js, subject.ExecsOf(tenant, sandbox))
+}
+
+// Sandboxes lists the sandboxes that have no end in the log.
+func Sandboxes(ctx context.Context, js jetstream.JetStream) ([]subject.Aggregate, error) {
+	return current(ctx, js, subject.AllSandboxes())
+}
+
+func current(ctx context.Context, js jetstream.JetStream, filter string) ([]subject.Aggregate, error) {
 	end, err := directget.LeaderLast(ctx, js, topology.StreamEvents, filter)
 	if err != nil || end == nil {
 		return nil, err
@@ -101,6 +109,7 @@ func open(types map[string]string) ([]subject.Aggregate, error) {
 var (
 	completed = string((&eventsv1.ExecCompleted{}).ProtoReflect().Descriptor().FullName())
 	lost      = string((&eventsv1.ExecLost{}).ProtoReflect().Descriptor().FullName())
+	destroyed = string((&eventsv1.SandboxDestroyed{}).ProtoReflect().Descriptor().FullName())
 )
 
-func over(typ string) bool { return typ == completed || typ == lost }
+func over(typ string) bool { return typ == completed || typ == lost || typ == destroyed }

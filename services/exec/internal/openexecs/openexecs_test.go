@@ -50,3 +50,21 @@ func TestFindsTheOpenOnesAmongMany(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, other)
 }
+
+func TestFindsTheSandboxesThatAreNotDestroyed(t *testing.T) {
+	f := natstest.Start(t)
+	var open []subject.Aggregate
+	for i, body := range []proto.Message{&eventsv1.SandboxReady{}, &eventsv1.SandboxDestroyed{}, &eventsv1.SandboxFailed{}} {
+		agg := subject.Sandbox([]string{"acme", "other"}[i%2], ids.New())
+		m, _, err := envelope.Encode(agg.Subject(), envelope.Event{Meta: envelope.Meta{ID: ids.New(), Time: time.Now()}, Body: body}, nil)
+		require.NoError(t, err)
+		_, err = f.JS.PublishMsg(t.Context(), m)
+		require.NoError(t, err)
+		if i != 1 {
+			open = append(open, agg)
+		}
+	}
+	got, err := Sandboxes(t.Context(), f.JS)
+	require.NoError(t, err)
+	require.ElementsMatch(t, open, got)
+}

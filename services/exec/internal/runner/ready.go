@@ -15,14 +15,18 @@ const readyMost = 4096
 // readiness remembers which sandboxes were ready, so that a command for one costs no load. It is a hint: the toolbox is asked
 // each time, unless a connection to it says the same, and a sandbox whose toolbox does not answer is loaded again.
 type readiness struct {
-	log eventlog.Log
+	log    eventlog.Log
+	loaded func(sandbox.Sandbox)
 
 	mu    sync.Mutex
 	ready map[subject.Aggregate]string
 }
 
-func newReadiness(log eventlog.Log) *readiness {
-	return &readiness{log: log, ready: map[subject.Aggregate]string{}}
+func newReadiness(log eventlog.Log, loaded func(sandbox.Sandbox)) *readiness {
+	if loaded == nil {
+		loaded = func(sandbox.Sandbox) {}
+	}
+	return &readiness{log: log, loaded: loaded, ready: map[subject.Aggregate]string{}}
 }
 
 // worker of a sandbox that is known to be ready, else "".
@@ -48,6 +52,7 @@ func (r *readiness) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sa
 	if err != nil {
 		return s, wrap("fold sandbox", err)
 	}
+	r.loaded(s)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.ready, agg)

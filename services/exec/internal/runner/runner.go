@@ -19,6 +19,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
@@ -107,8 +108,10 @@ type Deps struct {
 	Toolbox func(sandbox string) *client.Client
 	// Alive reports whether a sandbox lives for sure; where it does not know, the toolbox is asked. nil never knows.
 	Alive func(sandbox string) bool
-	// Sandboxes lists the sandboxes that have a toolbox on this worker.
+	// Sandboxes lists the sandboxes that have a toolbox on this worker; more do no harm.
 	Sandboxes func(ctx context.Context) ([]string, error)
+	// Loaded is told of each sandbox that was read from the log; nil: nobody.
+	Loaded func(sandbox.Sandbox)
 }
 
 // Runner runs the execs of one worker.
@@ -138,7 +141,7 @@ func New(ctx context.Context, cfg Config, deps Deps) *Runner {
 	}
 	r := &Runner{
 		cfg: cfg, deps: deps, log: cfg.Log, metrics: newMetrics(cfg.Registerer),
-		tracer: cfg.Tracer.Tracer("github.com/sandtrail/sandtrail/services/exec"), ready: newReadiness(deps.Log), runs: map[string]*run{}, perSandbox: map[string]int{},
+		tracer: cfg.Tracer.Tracer("github.com/sandtrail/sandtrail/services/exec"), ready: newReadiness(deps.Log, deps.Loaded), runs: map[string]*run{}, perSandbox: map[string]int{},
 	}
 	r.life, r.end = context.WithCancel(context.WithoutCancel(ctx))
 	return r

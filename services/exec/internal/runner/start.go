@@ -245,9 +245,14 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 	if err == nil && (s.State == sandbox.Failed || !s.Exists()) {
 		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox ended and the end of the command was not seen")
 	}
-	if err := x.r.hello(ctx, x.agg.Sandbox); err == nil {
+	switch err := x.r.hello(ctx, x.agg.Sandbox); {
+	case err == nil:
 		// It answers again; only silence counts.
 		o.since = time.Now()
+	case s.State == sandbox.Ready && errors.Is(err, client.ErrElsewhere):
+		// The log knows no later place of it, and an address is given away only when what had it is gone.
+		x.r.log.Warn("the sandbox is gone: its address is another one's", "sandbox", x.agg.Sandbox, "exec", x.agg.ID)
+		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox is gone and the end of the command was not seen: its address belongs to another one")
 	}
 	if time.Since(o.since) > x.r.cfg.ToolboxGrace {
 		x.r.log.Warn("toolbox does not answer", "sandbox", x.agg.Sandbox, "exec", x.agg.ID, "error", cause)
