@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +32,17 @@ type Options struct {
 	Duration time.Duration
 	// Lanes is how many faults there may be at once, Lives how many sandboxes.
 	Lanes, Lives int
+	// Pause is how long on average a client waits before each create and exec, Rest how long a lane does before its next fault, and
+	// AppendPause what each of the clients waits that append against each other; 0 is the default of AppendPause, and none of the others.
+	Pause, Rest, AppendPause time.Duration
+	// Enough lets the load end once all the numbers are reached; nil always does.
+	Enough func() bool
+	// Watch runs beside the load until its context ends; may be nil.
+	Watch func(context.Context, *rig.Rig, *load.Counts) error
 	// Only these kinds of faults, by name or the beginning of it; all where it is empty.
 	Only []string
+	// Clocks gives services and NATS servers wall clocks of their own, which may jump.
+	Clocks bool
 	// Out is a directory for journal, evidence and summary; it is made.
 	Out string
 	// Say gets lines for people.
@@ -89,7 +99,7 @@ func Run(ctx context.Context, o Options) (_ *Summary, err error) {
 		o.Say("logs of the processes are in %s", state)
 	}()
 	r.rig, err = rig.Start(ctx, rig.Options{
-		Bin: bin, State: filepath.Join(state, "s"), Form: o.Form, Replicas: o.Replicas, Clients: clients, MaxSandboxes: maxSandboxes,
+		Bin: bin, Clocks: o.Clocks, State: filepath.Join(state, "s"), Form: o.Form, Replicas: o.Replicas, Clients: clients, MaxSandboxes: maxSandboxes,
 		MaxPerTenant: perTenant, Say: o.Say,
 	})
 	if err != nil {
@@ -117,7 +127,7 @@ func (r *run) work(ctx context.Context) error {
 	}
 	r.load, err = load.New(load.Options{
 		Seed: r.Seed, Creates: r.Creates, Execs: r.Execs, Lives: r.Lives, Tenants: tenants, Addrs: addrs, Journal: r.journal,
-		Enough: func() bool { return r.made.Load() >= int64(r.Faults) },
+		Enough: func() bool { return r.made.Load() >= int64(r.Faults) && (r.Enough == nil || r.Enough()) }, Pause: r.Pause,
 	})
 	if err != nil {
 		return err
@@ -140,10 +150,17 @@ func (r *run) work(ctx context.Context) error {
 	}
 	lanes.Go(func() { r.observer.sample(working, r.rig) })
 	lanes.Go(func() {
-		if err := r.observer.append(working, r.rig); err != nil {
+		if err := r.observer.append(working, r.rig, cmp.Or(r.AppendPause, appendPause)); err != nil {
 			r.summary.broken(err.Error())
 		}
 	})
+	if r.Watch != nil {
+		lanes.Go(func() {
+			if err := r.Watch(working, r.rig, &r.load.Counts); err != nil {
+				r.summary.broken(err.Error())
+			}
+		})
+	}
 	progress := r.report(ctx)
 	r.load.Run(working)
 	stop()
@@ -203,7 +220,7 @@ func (r *run) lane(ctx context.Context, n int) {
 		r.mu.Lock()
 		delete(r.busy, f.Target)
 		r.mu.Unlock()
-		wait(ctx, time.Duration(random.IntN(500))*time.Millisecond)
+		wait(ctx, r.Rest+time.Duration(random.IntN(500))*time.Millisecond)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -66,25 +67,29 @@ const (
 	// appendPause keeps histories small enough to be judged.
 	appendPause = 300 * time.Millisecond
 	appendWait  = 5 * time.Second
+	// appendTurn is after how many appends all go on to new aggregates: each append loads its aggregate's whole history first.
+	appendTurn = 400
 )
 
-// append lets clients append to two aggregates against each other until ctx ends.
-func (o *observer) append(ctx context.Context, r *rig.Rig) error {
+// append lets clients append to two aggregates at a time against each other until ctx ends, each with a pause behind it.
+func (o *observer) append(ctx context.Context, r *rig.Rig, pause time.Duration) error {
 	nc, js, err := connect(r)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	aggs := []subject.Aggregate{subject.Tenant("chaos-a"), subject.Tenant("chaos-b")}
 	var clients sync.WaitGroup
+	var count atomic.Int64
 	for i := range appenders {
 		// Without loads: a replica that lags may answer them.
 		log := o.appends.Log(i, jslog.New(js), false)
 		clients.Go(func() {
-			for n := 0; wait(ctx, appendPause); n++ {
+			for wait(ctx, pause) {
+				n := count.Add(1)
+				agg := subject.Tenant(fmt.Sprintf("chaos-%d", n/appendTurn*2+n%2))
 				attempt, cancel := context.WithTimeout(ctx, appendWait)
-				if h, err := log.Load(attempt, aggs[n%2]); err == nil {
-					_, _ = log.Append(attempt, aggs[n%2], h.Tail(), appended()) // the record says what came of it
+				if h, err := log.Load(attempt, agg); err == nil {
+					_, _ = log.Append(attempt, agg, h.Tail(), appended()) // the record says what came of it
 				}
 				cancel()
 			}

@@ -29,8 +29,8 @@ type Summary struct {
 }
 
 func newSummary(o Options) *Summary {
-	return &Summary{Run: fmt.Sprintf("--seed %d --form %s --replicas %d --creates %d --execs %d --faults %d --lanes %d --lives %d --only=%s",
-		o.Seed, o.Form, o.Replicas, o.Creates, o.Execs, o.Faults, o.Lanes, o.Lives, strings.Join(o.Only, ","))}
+	return &Summary{Run: fmt.Sprintf("--seed %d --form %s --replicas %d --creates %d --execs %d --faults %d --lanes %d --lives %d --clocks=%t --only=%s",
+		o.Seed, o.Form, o.Replicas, o.Creates, o.Execs, o.Faults, o.Lanes, o.Lives, o.Clocks, strings.Join(o.Only, ","))}
 }
 
 // fault records how long it took from healing a fault until an exec and a create succeeded.

@@ -63,7 +63,7 @@ type Menu struct {
 // An unknown name is an error.
 func NewMenu(r *rig.Rig, only []string) (*Menu, error) {
 	m := &Menu{rig: r}
-	all := slices.Concat(kills(r), pauses(r), links(r), disks(r), clusters(r))
+	all := slices.Concat(kills(r), pauses(r), links(r), disks(r), clusters(r), clocks(r))
 	for _, k := range all {
 		if len(only) == 0 || slices.ContainsFunc(only, func(o string) bool { return k.name == o || strings.HasPrefix(k.name, o+"-") }) {
 			m.kinds = append(m.kinds, k)

@@ -30,6 +30,8 @@ type Options struct {
 	// Addrs are the gateway's addresses, one for each client.
 	Addrs   []string
 	Journal *journal.Journal
+	// Pause is how long on average a client waits before each create and exec.
+	Pause time.Duration
 }
 
 // Counts of what came out. They may be read while the load runs.
@@ -72,7 +74,9 @@ func (l *Load) Run(ctx context.Context) {
 	for range l.options.Lives {
 		lives.Go(func() {
 			for ctx.Err() == nil && !l.done() {
-				l.life(ctx, uint64(l.next.Add(1)))
+				n := uint64(l.next.Add(1))
+				l.rest(ctx, random(l.options.Seed, n, 1))
+				l.life(ctx, n)
 			}
 		})
 	}
@@ -126,6 +130,7 @@ func (l *Load) life(ctx context.Context, n uint64) {
 			break
 		}
 		s := newStep(random(l.options.Seed, n, uint64(i)), sandbox, fmt.Sprintf("%s-%d", id, i)) //nolint:gosec // a small number
+		l.rest(ctx, random(l.options.Seed, n, uint64(i), 2))                                     //nolint:gosec // a small number
 		slots <- struct{}{}
 		execs.Go(func() {
 			defer func() { <-slots }()
@@ -214,6 +219,13 @@ func (l *Load) count(end End, err error) {
 		l.Lost.Add(1)
 	case err != nil:
 		l.ExecsRefused.Add(1)
+	}
+}
+
+// rest waits for the load's pause, half of it to one and a half.
+func (l *Load) rest(ctx context.Context, r *rand.Rand) {
+	if p := l.options.Pause; p > 0 {
+		pause(ctx, p/2+time.Duration(r.Int64N(int64(p))))
 	}
 }
 

@@ -21,6 +21,9 @@ type engine struct {
 	AdminPassword       string
 }
 
+// Administrator of ClickHouse.
+const Administrator = "sandtrail"
+
 const (
 	engineEnv      = "SANDTRAIL_ENGINE_CHILD"
 	enginePassword = "chaos"
@@ -84,7 +87,7 @@ func (e engine) command(program string) (func() *exec.Cmd, error) {
 
 // url for the usage service, at the native protocol's address.
 func (e engine) url(native string) string {
-	return "clickhouse://sandtrail:" + enginePassword + "@" + native + "/default"
+	return "clickhouse://" + Administrator + ":" + enginePassword + "@" + native + "/default"
 }
 
 // answers asks a HTTP server for a path.

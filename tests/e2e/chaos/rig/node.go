@@ -5,13 +5,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
 	"github.com/sandtrail/sandtrail/libs/natsserver"
+	"github.com/sandtrail/sandtrail/libs/ops"
 )
 
 // nodeEnv marks a process as one of the rig's NATS servers; its value is a node in JSON.
@@ -19,9 +24,11 @@ const nodeEnv = "SANDTRAIL_CHAOS_NODE"
 
 // node is what a NATS server of the rig is told.
 type node struct {
-	Name    string
-	Dir     string
-	Port    int
+	Name string
+	Dir  string
+	Port int
+	// Ops is the address of its metrics.
+	Ops     string
 	Cluster *natsserver.Cluster `json:",omitempty"`
 }
 
@@ -45,6 +52,7 @@ func NodeMain() int {
 		return 1
 	}
 	defer s.Shutdown()
+	go serveMetrics(n.Ops, log)
 	select {
 	case <-ctx.Done():
 		return 0
@@ -52,6 +60,14 @@ func NodeMain() int {
 		log.Error("the node failed", "error", err)
 		return 1
 	}
+}
+
+// serveMetrics shows what the Go runtime says of this process. A node serves without it too.
+func serveMetrics(addr string, log *slog.Logger) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector())
+	s := &http.Server{Addr: addr, Handler: ops.Handler(registry), ReadHeaderTimeout: 5 * time.Second}
+	log.Warn("the node shows no metrics", "error", s.ListenAndServe())
 }
 
 func (n node) command() (func() *exec.Cmd, error) {

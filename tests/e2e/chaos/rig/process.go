@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/skew"
 )
 
 // restartPause is what the supervisor waits before it starts a process again that has ended.
@@ -16,6 +18,8 @@ const restartPause = 200 * time.Millisecond
 // Process is a program under a supervisor: one that ends is started again.
 type Process struct {
 	Name string
+	// Clock is the wall clock of this process alone; nil where it goes by the machine's.
+	Clock *skew.Clock
 
 	command func() *exec.Cmd
 	log     *os.File
@@ -31,12 +35,12 @@ type Process struct {
 	done     chan struct{}
 }
 
-func supervise(name, logFile string, command func() *exec.Cmd) (*Process, error) {
+func supervise(name, logFile string, clock *skew.Clock, command func() *exec.Cmd) (*Process, error) {
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("supervise %s: %w", name, err)
 	}
-	p := &Process{Name: name, command: command, log: log, done: make(chan struct{})}
+	p := &Process{Name: name, Clock: clock, command: command, log: log, done: make(chan struct{})}
 	p.changed = sync.NewCond(&p.mu)
 	go p.loop()
 	return p, nil
@@ -81,7 +85,11 @@ func (p *Process) start() (*exec.Cmd, *os.File, error) {
 	}
 	defer r.Close()
 	cmd.Stdin = r
-	if err := cmd.Start(); err != nil {
+	start := cmd.Start
+	if p.Clock != nil {
+		start = func() error { return p.Clock.Start(cmd) }
+	}
+	if err := start(); err != nil {
 		_ = w.Close()
 		p.crashes = append(p.crashes, err.Error())
 		return nil, nil, err

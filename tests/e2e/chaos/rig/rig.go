@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/natsserver"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/skew"
 )
 
 // Form is how Sandtrail runs.
@@ -45,6 +46,8 @@ var serviceNames = []string{"lifecycle", "exec", "usage", "gc", "gateway"}
 type Options struct {
 	// Bin is the directory of Sandtrail's binaries, see Build.
 	Bin string
+	// Clocks gives each program of Sandtrail, and each NATS server, a wall clock of its own, see Process.Clock.
+	Clocks bool
 	// State is a directory that does not exist yet; its path is short, because sockets lie below it.
 	State string
 	Form  Form
@@ -63,6 +66,10 @@ type Rig struct {
 	Options
 	// GRPC and HTTP are the gateway's own addresses, NATS the servers' own URLs, ClickHouseURL that of HTTP queries: no proxy lies before them.
 	GRPC, HTTP, NATS, ClickHouseURL string
+	// ClickHousePassword is that of the Administrator; empty where ClickHouse is a child of `up`, which tells nobody.
+	ClickHousePassword string
+	// Metrics are the URLs of metrics, by process; what has none is missing.
+	Metrics map[string]string
 
 	processes []*Process
 	proxies   *proxies
@@ -88,7 +95,7 @@ func Start(ctx context.Context, o Options) (_ *Rig, err error) {
 	if o.Say == nil {
 		o.Say = func(string, ...any) {}
 	}
-	r := &Rig{Options: o, proxies: newProxies()}
+	r := &Rig{Options: o, proxies: newProxies(), Metrics: map[string]string{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Stop())
@@ -134,7 +141,11 @@ func Start(ctx context.Context, o Options) (_ *Rig, err error) {
 }
 
 func (r *Rig) spawn(name string, command func() *exec.Cmd) error {
-	p, err := supervise(name, r.LogFile(name), command)
+	var clock *skew.Clock
+	if r.Clocks && name != ClickHouse {
+		clock = new(skew.Clock)
+	}
+	p, err := supervise(name, r.LogFile(name), clock, command)
 	if err == nil {
 		r.processes = append(r.processes, p)
 	}
@@ -150,6 +161,7 @@ func (r *Rig) startUp(ctx context.Context) error {
 		return err
 	}
 	r.NATS = "nats://" + nats
+	r.Metrics[UpProcess] = "http://" + r.HTTP + "/metrics"
 	args := []string{"up", "--state", r.State, "--grpc", r.GRPC, "--http", r.HTTP, "--nats", nats}
 	if err := r.spawn(UpProcess, func() *exec.Cmd { return exec.Command(filepath.Join(r.Bin, "sandtrail"), args...) }); err != nil {
 		return err
@@ -215,7 +227,12 @@ func (r *Rig) startServices(ctx context.Context) error {
 			}
 			urls = append(urls, "nats://"+l.Addr())
 		}
-		args := slices.Concat(flags[name], []string{"--nats", strings.Join(urls, ","), "--log-level", "warn", fmt.Sprintf("--replicas=%d", r.Replicas)})
+		ops, err := freePort()
+		if err != nil {
+			return err
+		}
+		r.Metrics[name] = "http://" + ops + "/metrics"
+		args := slices.Concat(flags[name], []string{"--nats", strings.Join(urls, ","), "--log-level", "warn", fmt.Sprintf("--replicas=%d", r.Replicas), "--ops", ops})
 		if err := r.spawn(name, func() *exec.Cmd { return exec.Command(filepath.Join(r.Bin, "sandtrail-"+name), args...) }); err != nil {
 			return err
 		}
@@ -242,8 +259,12 @@ func (r *Rig) startNodes() ([]string, error) {
 	}
 	r.NATS = strings.Join(urls, ",")
 	for i := range r.Replicas {
-		n := node{Name: fmt.Sprintf("nats%d", i), Dir: filepath.Join(r.State, "nats")}
-		var err error
+		ops, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		n := node{Name: fmt.Sprintf("nats%d", i), Dir: filepath.Join(r.State, "nats"), Ops: ops}
+		r.Metrics[n.Name] = "http://" + ops + "/metrics"
 		if n.Port, err = portOf(clients[i]); err != nil {
 			return nil, err
 		}
@@ -304,7 +325,7 @@ func (r *Rig) startClickHouse() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	r.ClickHouseURL = "http://" + http
+	r.ClickHouseURL, r.ClickHousePassword = "http://"+http, enginePassword
 	command, err := e.command(filepath.Join(r.Bin, "sandtrail-usage"))
 	if err != nil {
 		return "", err

@@ -50,6 +50,7 @@ func options() chaos.Options {
 	flag.IntVar(&o.Lives, "lives", 6, "sandboxes at once")
 	flag.DurationVar(&o.Duration, "duration", 45*time.Minute, "end after this time, whatever was reached")
 	flag.StringVar(&only, "only", "", "make only these faults, separated by commas: whole names, or beginnings such as kill")
+	flag.BoolVar(&o.Clocks, "clocks", false, "let the wall clocks of services and NATS servers jump too")
 	flag.StringVar(&o.Out, "out", filepath.Join(os.TempDir(), "sandtrail-chaos-"+began.UTC().Format("20060102T150405")), "directory for journal, evidence and summary")
 	flag.Parse()
 	o.Form = rig.Form(form)
