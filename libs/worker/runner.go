@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/logclock"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 )
 
@@ -61,6 +62,12 @@ type runner struct {
 	settled   *memory[verdict]
 	confirmed *memory[verdict]
 	panics    *memory[int]
+
+	clock struct {
+		sync.Mutex
+		log  *logclock.Clock
+		read time.Time
+	}
 }
 
 // dispatch takes a message that has space reserved and gives the space back when it is done.
@@ -174,12 +181,41 @@ func (r *runner) process(d *delivery) {
 		r.bury(d, dlq.ReasonPoison, err)
 	case errors.As(err, &crashed) && r.panics.add(d.id, 1, sum) >= MaxPanics:
 		r.bury(d, dlq.ReasonPanic, err)
-	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts, r.cfg.MaxAge > 0 && time.Since(d.Time) >= r.cfg.MaxAge:
+	case r.cfg.MaxAttempts > 0 && d.Attempt >= r.cfg.MaxAttempts, r.tooOld(d):
 		r.bury(d, dlq.ReasonAttempts, err)
 	default:
 		r.retry(d, err)
 	}
 }
+
+// tooOld goes by the log's clock, which has stamped the message: by that of a host which is a day ahead all that waits would be dead.
+// As long as the log does not tell the time nothing is too old.
+func (r *runner) tooOld(d *delivery) bool {
+	if r.cfg.MaxAge <= 0 {
+		return false
+	}
+	r.clock.Lock()
+	defer r.clock.Unlock()
+	var err error
+	switch {
+	case r.clock.log == nil:
+		r.clock.log, err = logclock.New(r.work, r.js)
+	case time.Since(r.clock.read) > clockAge:
+		err = r.clock.log.Sync(r.work)
+	default:
+		return r.clock.log.Now().Sub(d.Time) >= r.cfg.MaxAge
+	}
+	if err != nil {
+		r.cfg.Log.WarnContext(r.work, "cannot tell how old a message is", append(r.attrs(d), "error", err)...)
+		r.clock.log = nil
+		return false
+	}
+	r.clock.read = time.Now()
+	return r.clock.log.Now().Sub(d.Time) >= r.cfg.MaxAge
+}
+
+// clockAge is how long a reading of the log's clock is gone by.
+const clockAge = time.Minute
 
 func sum(a, b int) int { return a + b }
 

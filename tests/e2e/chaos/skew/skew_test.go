@@ -18,6 +18,13 @@ import (
 const askedEnv = "SANDTRAIL_TEST_CLOCK"
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(workEnv); url != "" {
+		if err := work(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getenv(askedEnv) == "" {
 		os.Exit(m.Run())
 	}
