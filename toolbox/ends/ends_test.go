@@ -68,12 +68,14 @@ func TestAnEndThatIsNotStoredIsKnown(t *testing.T) {
 }
 
 func TestEndsComeAtOnce(t *testing.T) {
-	e := newOf(t.TempDir(), 100)
+	const writers, each = 8, 200
+	// All of them: while one rests between its two calls the others may put as many as they like.
+	e := newOf(t.TempDir(), writers*each)
 	defer e.Close()
 	var wg sync.WaitGroup
-	for w := range 8 {
+	for w := range writers {
 		wg.Go(func() {
-			for i := range 200 {
+			for i := range each {
 				id := fmt.Sprintf("%d-%d", w, i)
 				if err := e.Put(id, end(i)); err != nil {
 					t.Error(err)
