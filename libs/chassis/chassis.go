@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/libs/credential"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -27,14 +28,15 @@ import (
 
 // Flags that every service takes. Each is also an environment variable SANDTRAIL_<FLAG>.
 type Flags struct {
-	NATS      string `name:"nats" default:"nats://127.0.0.1:4222" help:"URL of the NATS server; may hold credentials, which are never printed."`
-	NATSCreds string `name:"nats-creds" help:"File with NATS credentials."`
-	Replicas  int    `name:"replicas" default:"1" help:"Replicas of streams and buckets, at least: 1 or 3. What has more keeps them."`
-	Ops       string `name:"ops" help:"Address for health and metrics (none unless set)."`
-	OTLP      string `name:"otlp-endpoint" help:"OTLP endpoint for traces (none unless set)."`
-	LogLevel  string `name:"log-level" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: ${enum}."`
-	LogFormat string `name:"log-format" default:"json" enum:"json,text" help:"Log as ${enum}."`
-	Check     bool   `name:"validate" help:"Check the configuration and end."`
+	NATS        string          `name:"nats" default:"nats://127.0.0.1:4222" help:"URL of the NATS server; may hold credentials, which are never printed."`
+	Credential  credential.NATS `embed:""`
+	Provisioned bool            `name:"provisioned" help:"Streams, buckets and consumers are made by sandtrail topology ensure: wait for them, make and change none."`
+	Replicas    int             `name:"replicas" default:"1" help:"Replicas of streams and buckets, at least: 1 or 3. What has more keeps them."`
+	Ops         string          `name:"ops" help:"Address for health and metrics (none unless set)."`
+	OTLP        string          `name:"otlp-endpoint" help:"OTLP endpoint for traces (none unless set)."`
+	LogLevel    string          `name:"log-level" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: ${enum}."`
+	LogFormat   string          `name:"log-format" default:"json" enum:"json,text" help:"Log as ${enum}."`
+	Check       bool            `name:"validate" help:"Check the configuration and end."`
 }
 
 // Validate reports every mistake at once.
@@ -48,7 +50,7 @@ func (f Flags) Validate() error {
 			errs = append(errs, fmt.Errorf("--ops: %w", err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.Credential.Validate())...)
 }
 
 // Host is what a service is built on.
@@ -101,7 +103,7 @@ func run(
 	if err := check(f, validate); err != nil || f.Check {
 		return err
 	}
-	nc, err := Connect(f.NATS, f.NATSCreds, name, t.Log)
+	nc, err := Connect(f.NATS, f.Credential, name, t.Log)
 	if err != nil {
 		return err
 	}
@@ -110,7 +112,7 @@ func run(
 	if err != nil {
 		return fmt.Errorf("open JetStream: %w", err)
 	}
-	o := topology.Options{Replicas: f.Replicas}
+	o := topology.Options{Replicas: f.Replicas, Given: f.Provisioned}
 	if err := Await(ctx, t.Log, "streams and buckets", func(ctx context.Context) error { return topology.Ensure(ctx, js, o) }); err != nil {
 		return err
 	}
@@ -155,9 +157,13 @@ func check(f Flags, validate func() error) error {
 const pingEvery = 2 * time.Second
 
 // Connect opens a connection that reconnects for ever. Errors never show the URL, which may hold a password.
-func Connect(url, creds, name string, log *slog.Logger) (*nats.Conn, error) {
-	options := []nats.Option{
-		nats.Name("sandtrail-" + name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(250 * time.Millisecond),
+func Connect(url string, c credential.NATS, name string, log *slog.Logger) (*nats.Conn, error) {
+	proof, err := c.Options(name)
+	if err != nil {
+		return nil, err
+	}
+	options := append(proof,
+		nats.Name("sandtrail-"+name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(250*time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -176,10 +182,7 @@ func Connect(url, creds, name string, log *slog.Logger) (*nats.Conn, error) {
 			}
 			log.Warn("NATS reported an error", "root", subject, "error", err)
 		}),
-	}
-	if creds != "" {
-		options = append(options, nats.UserCredentials(creds))
-	}
+	)
 	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)

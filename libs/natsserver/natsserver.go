@@ -18,6 +18,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+
+	"github.com/sandtrail/sandtrail/libs/permission"
 )
 
 // Defaults and bounds of a server.
@@ -50,6 +52,8 @@ type Options struct {
 	Name string
 	// Token is asked of every connection; "" asks for none, and then whoever reaches the port may do everything.
 	Token string
+	// Users may connect, each with its nkey, and do what its rules say; nobody else may then. Empty: see Token.
+	Users []permission.User
 	// SyncInterval is how often streams are flushed to the disk; 0 leaves the server's two minutes. What was acknowledged since
 	// the last flush outlives a crash of the process but not one of the machine. The flushes are of messages only: call Flush
 	// once streams and consumers are made or changed.
@@ -201,6 +205,12 @@ func (o Options) server() (*server.Options, error) {
 		WriteDeadline:          writeDeadline,
 		NoSigs:                 true,
 		DisableJetStreamBanner: true,
+	}
+	for _, u := range o.Users {
+		so.Nkeys = append(so.Nkeys, &server.NkeyUser{Nkey: u.Nkey, Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: u.Publish, Deny: u.Deny},
+			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
+		}})
 	}
 	if c := o.Cluster; c != nil {
 		so.Cluster = server.ClusterOpts{

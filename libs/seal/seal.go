@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 const (
@@ -51,7 +52,7 @@ func New(secret []byte) (*Key, error) {
 	return &Key{aead: aead}, nil
 }
 
-// Load reads a key of 64 hex digits from a file that only its owner may read. A file that is absent is made with a random key,
+// Load reads a key of 64 hex digits from a file that only its owner may read, or where this process is not the owner, its group. A file that is absent is made with a random key,
 // its directory too; of several processes that do so at the same time one wins and all get its key. A file that others may
 // read, or that holds anything else, is an error: it is never overwritten.
 func Load(path string) (*Key, error) {
@@ -78,7 +79,7 @@ func read(path string) (*Key, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("seal key %s is not a regular file", path)
 	}
-	if perm := info.Mode().Perm(); perm&0o077 != 0 {
+	if perm := info.Mode().Perm(); perm&^allowed(info) != 0 {
 		return nil, fmt.Errorf("seal key %s has mode %#o; others must not read it: chmod 600", path, perm)
 	}
 	// One byte more than a key with a line end, to see that a file is too long.
@@ -93,6 +94,16 @@ func read(path string) (*Key, error) {
 		return nil, fmt.Errorf("seal key %s does not hold %d hex digits", path, 2*keySize)
 	}
 	return New(secret)
+}
+
+// allowed are the permissions that a key may have at most. One that somebody else owns, and this process reads by its group, is how
+// Kubernetes gives a Secret to a process that is not root.
+func allowed(info fs.FileInfo) fs.FileMode {
+	const owner, ownerAndReadersOfGroup = 0o700, 0o740
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
+		return ownerAndReadersOfGroup
+	}
+	return owner
 }
 
 // create links a complete file into place, so that no reader ever sees half a key.

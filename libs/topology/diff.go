@@ -26,8 +26,10 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s is %s, should be %s", d.Name, d.Field, d.Have, d.Want)
 }
 
+const fieldExists = "exists"
+
 func missing(name string) Difference {
-	return Difference{Name: name, Field: "exists", Want: "true", Have: "false"}
+	return Difference{Name: name, Field: fieldExists, Want: "true", Have: "false"}
 }
 
 func (d Difference) missing() bool { return d == missing(d.Name) }

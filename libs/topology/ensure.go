@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -19,6 +20,9 @@ import (
 // replica away from it (a service started without its flag would make the log less safe for all), deletes nothing, and refuses a change that would make the server drop stored messages with fault.FailedPrecondition.
 func Ensure(ctx context.Context, js jetstream.JetStream, o Options) error {
 	o = o.withDefaults()
+	if o.Given {
+		return given(Diff(ctx, js, o))
+	}
 	for _, c := range streams(o) {
 		if err := ensureStream(ctx, js, c); err != nil {
 			return fmt.Errorf("ensure stream %s: %w", c.Name, err)
@@ -33,12 +37,33 @@ func Ensure(ctx context.Context, js jetstream.JetStream, o Options) error {
 }
 
 // EnsureWorker makes the consumers of one worker, under the same rules. Ensure must have run.
-func EnsureWorker(ctx context.Context, js jetstream.JetStream, worker string, _ Options) error {
+func EnsureWorker(ctx context.Context, js jetstream.JetStream, worker string, o Options) error {
 	if !subject.ValidToken(worker) {
 		return fault.Newf(fault.InvalidArgument, fault.ReasonValidation,
 			"%q is not a worker name: 1 to 64 of A-Z a-z 0-9 _ -", worker)
 	}
+	if o.Given {
+		return given(DiffWorker(ctx, js, worker, o))
+	}
 	return ensureConsumers(ctx, js, workerConsumers(worker))
+}
+
+// given refuses what is missing. Other differences are for whoever makes the topology: during an upgrade services of two versions run.
+func given(differences []Difference, err error) error {
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, d := range differences {
+		if d.Field == fieldExists {
+			names = append(names, d.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonLogUnavailable,
+		"missing on the NATS server: %s; run `sandtrail topology ensure`", strings.Join(names, ", "))
 }
 
 func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) error {

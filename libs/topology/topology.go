@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
@@ -47,6 +48,23 @@ const (
 
 // Checkpoints in BucketCheckpoint of readers that are not projections of libs/projection.
 const CheckpointUsage = "usage-clickhouse-v1"
+
+// Projections of libs/projection, by the keys of their checkpoints: name and version.
+const (
+	ProjectionSandboxView = "sandbox-view-v1"
+	ProjectionReceipt     = "exec-receipt-v1"
+)
+
+// ProjectionStarts counts how the sandboxes of a worker start.
+func ProjectionStarts(worker string) string { return StartsName(worker) + "-v1" }
+
+// StartsName is the name of that projection, a token also where the worker's name leaves no room for a prefix.
+func StartsName(worker string) string {
+	if name := "starts-" + worker; subject.ValidToken(name + "-v1") {
+		return name
+	}
+	return "starts-" + ids.Derive("starts", worker)
+}
 
 // RetiredUsage is the durable consumer of usage services that acknowledged each event. Whoever goes on from it removes it.
 const RetiredUsage = "usage-clickhouse-v1"
@@ -104,6 +122,9 @@ type Options struct {
 	OutputMaxBytes int64
 	// OutputMaxAge is how long a transcript is kept, by default 7 days.
 	OutputMaxAge time.Duration
+	// Given says that somebody else makes and changes streams, buckets and consumers: Ensure and EnsureWorker then only check that
+	// they exist. It is for processes that have no right to make them.
+	Given bool
 }
 
 func (o Options) withDefaults() Options {
@@ -212,6 +233,32 @@ func Streams() []string {
 	}
 	for _, b := range buckets(Options{}) {
 		names = append(names, subject.BucketStream(b.Bucket))
+	}
+	return names
+}
+
+// Buckets names every bucket.
+func Buckets() []string {
+	var names []string
+	for _, b := range buckets(Options{}) {
+		names = append(names, b.Bucket)
+	}
+	return names
+}
+
+// Durable is a durable consumer by its names.
+type Durable struct{ Stream, Name string }
+
+// Consumers names the durable consumers that exist once.
+func Consumers() []Durable { return durables(consumers()) }
+
+// WorkerConsumers names those of one worker.
+func WorkerConsumers(worker string) []Durable { return durables(workerConsumers(worker)) }
+
+func durables(all []consumer) []Durable {
+	var names []Durable
+	for _, c := range all {
+		names = append(names, Durable{Stream: c.stream, Name: c.config.Durable})
 	}
 	return names
 }

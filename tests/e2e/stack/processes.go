@@ -31,8 +31,17 @@ func Processes(t *testing.T, extra ...Extra) *Stack {
 // ProcessesOf is Processes with the binaries in a directory; what they share on disk is prepared by those of this tree.
 func ProcessesOf(t *testing.T, bin string, extra ...Extra) *Stack {
 	t.Helper()
+	return processes(t, bin, nil, extra...)
+}
+
+func processes(t *testing.T, bin string, g *guard, extra ...Extra) *Stack {
+	t.Helper()
 	s := &Stack{t: t, State: StateDir(t), procs: map[string]*process{}}
-	server, err := natsserver.Start(natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1})
+	o := natsserver.Options{Dir: filepath.Join(s.State, "nats"), Port: -1}
+	if g != nil {
+		o.Users, o.Log, s.proof = g.users, g.log, g.all
+	}
+	server, err := natsserver.Start(o)
 	require.NoError(t, err)
 	t.Cleanup(server.Shutdown)
 	s.NATS, s.GRPC, s.HTTP = server.URL(), freePort(t), freePort(t)
@@ -52,7 +61,13 @@ func ProcessesOf(t *testing.T, bin string, extra ...Extra) *Stack {
 		"usage":     {"--dir", filepath.Join(s.State, "clickhouse"), "--clickhouse-port=-1", "--clickhouse-http-port", clickPort},
 		"gc":        {},
 	}
-	for _, name := range Services {
+	services := Services
+	if g != nil {
+		g.provision(t, s)
+		services = append(slices.Clone(services), "scheduler")
+		extra = append(extra, g.flags())
+	}
+	for _, name := range services {
 		args := slices.Concat(flags[name], []string{"--nats", s.NATS, "--log-level", "warn"})
 		for _, e := range extra {
 			args = append(args, e[name]...)
@@ -95,7 +110,12 @@ func (s *Stack) Swap(name, bin string) {
 	s.answers(name)
 }
 
-func program(bin, service string) string { return filepath.Join(bin, "sandtrail-"+service) }
+func program(bin, service string) string {
+	if service == "scheduler" {
+		service = "lifecycle"
+	}
+	return filepath.Join(bin, "sandtrail-"+service)
+}
 
 // answers waits for the listeners of a service.
 func (s *Stack) answers(name string) {

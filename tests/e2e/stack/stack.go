@@ -43,7 +43,9 @@ type Stack struct {
 	API                          computev1.ComputeServiceClient
 	JS                           jetstream.JetStream
 
-	t     *testing.T
+	t *testing.T
+	// proof is how the test's own connection proves who it is.
+	proof []nats.Option
 	procs map[string]*process
 	// start starts the `up` of a directory of binaries; bin is where it was taken from last.
 	start func(bin string)
@@ -262,7 +264,7 @@ func (s *Stack) connect() {
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	s.API = computev1.NewComputeServiceClient(conn)
-	nc, err := nats.Connect(s.NATS, nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(s.NATS, append([]nats.Option{nats.MaxReconnects(-1), nats.ReconnectWait(50 * time.Millisecond)}, s.proof...)...)
 	require.NoError(s.t, err)
 	s.t.Cleanup(nc.Close)
 	s.JS, err = jetstream.New(nc)

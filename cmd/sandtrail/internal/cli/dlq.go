@@ -14,10 +14,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/credential"
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/permission"
 )
 
 // DLQ is `sandtrail dlq`.
@@ -30,28 +32,40 @@ type DLQ struct {
 
 // Log are the flags of commands for operators, who reach the log itself: no tenant's key gives that right.
 type Log struct {
-	NATS      string        `name:"nats" default:"nats://127.0.0.1:4222" env:"SANDTRAIL_NATS" placeholder:"URL" group:"The log" help:"The NATS server; may hold credentials, which are never printed."`
-	NATSCreds string        `name:"nats-creds" env:"SANDTRAIL_NATS_CREDS" type:"path" placeholder:"FILE" group:"The log" help:"File with NATS credentials."`
-	Timeout   time.Duration `default:"5m" help:"Give up after this long."`
-	Output    string        `short:"o" default:"table" enum:"table,json" help:"Print as ${enum}."`
+	NATS    string          `name:"nats" default:"nats://127.0.0.1:4222" env:"SANDTRAIL_NATS" placeholder:"URL" group:"The log" help:"The NATS server; may hold credentials, which are never printed."`
+	Proof   credential.NATS `embed:""`
+	Timeout time.Duration   `default:"5m" help:"Give up after this long."`
+	Output  string          `short:"o" default:"table" enum:"table,json" help:"Print as ${enum}."`
 }
 
 func (l *Log) json() bool { return l.Output == "json" }
 
-// connect to the log. Call done at the end.
-func (l *Log) connect(e *Env) (ctx context.Context, js jetstream.JetStream, done func(), err error) {
-	options := []nats.Option{nats.Name("sandtrail-cli"), nats.Timeout(5 * time.Second)}
-	if l.NATSCreds != "" {
-		options = append(options, nats.UserCredentials(l.NATSCreds))
+// queue connects to the log. Call done at the end.
+func (l *Log) queue(e *Env) (ctx context.Context, q *dlq.Queue, done func(), err error) {
+	ctx, js, done, err := l.connect(e, permission.Operator)
+	if err != nil {
+		return nil, nil, nil, err
 	}
+	return ctx, dlq.New(js, jslog.New(js)), done, nil
+}
+
+// connect connects to the log as a role. Call done at the end.
+func (l *Log) connect(e *Env, role permission.Role) (ctx context.Context, js jetstream.JetStream, done func(), err error) {
+	if err := l.Proof.Validate(); err != nil {
+		return nil, nil, nil, usagef("%v", err)
+	}
+	options, err := l.Proof.Options(string(role))
+	if err != nil {
+		return nil, nil, nil, usagef("%v", err)
+	}
+	options = append(options, nats.Name("sandtrail-cli"), nats.Timeout(5*time.Second))
 	nc, err := nats.Connect(l.NATS, options...)
 	if err != nil {
 		// The error may hold the URL.
 		return nil, nil, nil, fault.New(fault.Unavailable, fault.ReasonLogUnavailable,
 			"NATS cannot be reached (--nats, SANDTRAIL_NATS; `sandtrail up` runs one)").Because(err)
 	}
-	js, err = jetstream.New(nc)
-	if err != nil {
+	if js, err = jetstream.New(nc); err != nil {
 		nc.Close()
 		return nil, nil, nil, fmt.Errorf("open JetStream: %w", err)
 	}
@@ -62,15 +76,6 @@ func (l *Log) connect(e *Env) (ctx context.Context, js jetstream.JetStream, done
 		stop()
 		nc.Close()
 	}, nil
-}
-
-// queue connects to the log's dead letters. Call done at the end.
-func (l *Log) queue(e *Env) (ctx context.Context, q *dlq.Queue, done func(), err error) {
-	ctx, js, done, err := l.connect(e)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return ctx, dlq.New(js, jslog.New(js)), done, nil
 }
 
 // Which are the flags that choose letters.

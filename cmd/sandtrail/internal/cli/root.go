@@ -42,6 +42,7 @@ type Root struct {
 
 	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
 	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
+	Secrets  Secrets  `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`
 
 	Completion Completion `cmd:"" group:"This program" help:"Print a script that completes commands in your shell."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`

@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/permission"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -36,11 +37,11 @@ func (d *Declared) options() topology.Options {
 type survey func(context.Context, jetstream.JetStream, topology.Options, ...string) ([]topology.Thing, error)
 
 // show prints what a survey says of each thing, those that are as they should be too, and gives all of them.
-func (d *Declared) show(e *Env, do survey) ([]topology.Thing, error) {
+func (d *Declared) show(e *Env, role permission.Role, do survey) ([]topology.Thing, error) {
 	if d.EventsMaxBytes < 0 || d.OutputMaxBytes < 0 || d.OutputMaxAge < 0 {
 		return nil, usagef("a bound is not negative")
 	}
-	ctx, js, done, err := d.connect(e)
+	ctx, js, done, err := d.connect(e, role)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +113,7 @@ type TopologyDiff struct {
 func (t *TopologyDiff) Run(e *Env) error { return t.compare(e) }
 
 func (d *Declared) compare(e *Env) error {
-	all, err := d.show(e, topology.Survey)
+	all, err := d.show(e, permission.Operator, topology.Survey)
 	if err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func (t *TopologyEnsure) Run(e *Env) error {
 	if t.DryRun {
 		return t.compare(e)
 	}
-	all, err := t.show(e, topology.Apply)
+	all, err := t.show(e, permission.Provisioner, topology.Apply)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
-	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -95,12 +94,7 @@ func NewStarts(ctx context.Context, js jetstream.JetStream, events eventlog.Log,
 }
 
 // Name of the projection: one for each worker.
-func (s *Starts) Name() string {
-	if name := "starts-" + s.worker; subject.ValidToken(name) {
-		return name
-	}
-	return "starts-" + ids.Derive("starts", s.worker)
-}
+func (s *Starts) Name() string { return topology.StartsName(s.worker) }
 
 // Version of what the counts mean.
 func (s *Starts) Version() int { return 1 }

@@ -1,0 +1,184 @@
+// Package permission says, as data, what each service may publish and subscribe to on NATS: what it uses and nothing else. Subjects come
+// from package subject, streams, buckets and consumers from package topology, so that a subject which changes there changes here.
+//
+// What it bounds is what a service does by mistake and what a stolen key can do directly. JetStream itself answers wherever a request
+// says, with the server's own rights: who may read a stream could have the answer sent to a subject that it may not publish to. A
+// service is trusted with the log as far as that.
+package permission
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+)
+
+// Role is who connects.
+type Role string
+
+// Roles. Worker and Exec are those of one worker.
+const (
+	Gateway   Role = "gateway"
+	Scheduler Role = "scheduler"
+	Worker    Role = "worker"
+	Exec      Role = "exec"
+	Usage     Role = "usage"
+	GC        Role = "gc"
+	// Operator is a person with the CLI: dead letters and looks at the log.
+	Operator Role = "operator"
+	// Provisioner makes streams, buckets and consumers and reads nothing.
+	Provisioner Role = "provisioner"
+)
+
+// Roles are all roles, in the order of their rendering.
+func Roles() []Role {
+	return []Role{Gateway, Scheduler, Worker, Exec, Usage, GC, Operator, Provisioner}
+}
+
+// Inbox is the prefix under which a role gets its answers. Who may publish below it may answer that role.
+func Inbox(r Role) string { return "_INBOX_" + string(r) }
+
+// Rules are filters of subjects. What Deny names may not be published although Publish allows it.
+type Rules struct {
+	Publish, Deny, Subscribe []string
+}
+
+// Of gives the rules of a role. worker is the name of the worker that Worker and Exec belong to, or that Provisioner makes consumers for;
+// the others know none.
+func Of(r Role, worker string) (Rules, error) {
+	needs := r == Worker || r == Exec || r == Provisioner
+	if needs && !subject.ValidToken(worker) {
+		return Rules{}, fmt.Errorf("rules of %s: %q is not a worker name: 1 to 64 of A-Z a-z 0-9 _ -", r, worker)
+	}
+	b := &builder{}
+	b.subscribe(Inbox(r) + ".>")
+	b.publish(api("STREAM.INFO.*"), api("CONSUMER.INFO.*.*"))
+	switch r {
+	case Gateway:
+		gateway(b)
+	case Scheduler:
+		scheduler(b)
+	case Worker:
+		hostWorker(b, worker)
+	case Exec:
+		exec(b, worker)
+	case Usage:
+		usage(b)
+	case GC:
+		gc(b)
+	case Operator:
+		operator(b)
+	case Provisioner:
+		provisioner(b, worker)
+	default:
+		return Rules{}, fmt.Errorf("%q is not a role", r)
+	}
+	return b.rules(), nil
+}
+
+func gateway(b *builder) {
+	b.publish(
+		subject.SandboxCommand("*", "*"), subject.ExecCommand("*", "*", "*", "*"),
+		subject.Files("*", "*", "*"), subject.Readers("*", "*", "*"), subject.Usage(),
+	)
+	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs), subject.Readers("*", "*", "*"))
+	b.answer(Gateway)
+	b.read(topology.StreamEvents, topology.StreamOutput)
+	b.bucket(topology.BucketSandbox)
+	b.bucket(topology.BucketExec)
+	b.bucket(topology.BucketIdem, "*")
+}
+
+// lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.
+func lifecycle(b *builder) {
+	b.read(topology.StreamEvents)
+	b.feed(topology.StreamEvents)
+	b.publish(subject.Sandbox("*", "*").Subject(), api("STREAM.LIST"))
+	b.projection(topology.ProjectionSandboxView)
+	b.bucket(topology.BucketSandbox, ">")
+	b.watch(topology.BucketSandbox)
+	b.bucket(topology.BucketPlace, ">")
+	b.watch(topology.BucketPlace)
+	b.bury("lifecycle")
+}
+
+func scheduler(b *builder) {
+	lifecycle(b)
+	b.pull(topology.StreamCommands, topology.ConsumerScheduler)
+	b.publish(subject.WorkerCommand("*", "*", "*"))
+	b.answer(Gateway)
+	b.bucket(topology.BucketIdem, "*")
+	b.bucket(topology.BucketWorker)
+	b.watch(topology.BucketWorker)
+}
+
+func hostWorker(b *builder, worker string) {
+	lifecycle(b)
+	b.pull(topology.StreamCommands, topology.ConsumerWorker(worker))
+	b.publish(subject.Workspace("*", "*").Subject())
+	b.subscribe(subject.Live(subject.AllSandboxes()))
+	b.bucket(topology.BucketWorker, worker)
+	b.bucket(topology.BucketLease, "*."+worker) // one for each task that only one of the worker's processes does
+	b.projection(topology.ProjectionStarts(worker))
+}
+
+func exec(b *builder, worker string) {
+	b.read(topology.StreamEvents, topology.StreamOutput)
+	b.feed(topology.StreamEvents)
+	b.pull(topology.StreamCommands, topology.ConsumerExec(worker))
+	b.pull(topology.StreamEvents, topology.ConsumerSettle)
+	b.publish(subject.AllExecs(), subject.Output("*", "*", "*"), subject.Readers("*", "*", "*"))
+	b.subscribe(subject.FilesOf(worker), subject.Live(subject.AllSandboxes()))
+	b.answer(Gateway)
+	b.bucket(topology.BucketExec, ">")
+	b.watch(topology.BucketExec)
+	b.projection(topology.ProjectionReceipt)
+	b.bury("exec")
+}
+
+func usage(b *builder) {
+	b.read(topology.StreamEvents)
+	b.feed(topology.StreamEvents)
+	b.subscribe(subject.Usage())
+	b.answer(Gateway)
+	b.projection(topology.CheckpointUsage)
+	b.publish(api("CONSUMER.DELETE." + topology.StreamEvents + "." + topology.RetiredUsage))
+	b.bury("usage")
+}
+
+func gc(b *builder) {
+	b.read(topology.StreamEvents, topology.StreamOutput)
+	b.pull(topology.StreamEvents, topology.ConsumerGC)
+	b.publish(subject.SandboxCommand("*", "*"), subject.WorkerCommand("*", "*", "*"))
+	b.bucket(topology.BucketSandbox)
+	b.watch(topology.BucketSandbox)
+	b.bucket(topology.BucketExec)
+	b.publish(api("STREAM.PURGE."+topology.StreamOutput), api("STREAM.PURGE."+subject.BucketStream(topology.BucketSandbox)))
+	b.bury("gc")
+}
+
+func operator(b *builder) {
+	b.read(topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories)
+	for _, name := range topology.Buckets() {
+		b.bucket(name)
+		b.watch(name)
+	}
+	b.publish(
+		api("STREAM.LIST"), api("STREAM.NAMES"), api("CONSUMER.LIST.*"), api("CONSUMER.NAMES.*"), api("INFO"),
+		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.
+		subject.Commands, subject.Redrive("*"), subject.Letter("*", "*").Subject(), api("STREAM.MSG.DELETE."+topology.StreamDead),
+	)
+	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs))
+}
+
+func provisioner(b *builder, worker string) {
+	// What there is, and what the server can do, is asked first.
+	b.publish(api("INFO"), api("STREAM.LIST"), api("CONSUMER.LIST.*"))
+	for _, name := range topology.Streams() {
+		b.publish(api("STREAM.CREATE."+name), api("STREAM.UPDATE."+name))
+	}
+	for _, c := range slices.Concat(topology.Consumers(), topology.WorkerConsumers(worker)) {
+		b.publish(api("CONSUMER.CREATE."+c.Stream+"."+c.Name), api("CONSUMER.CREATE."+c.Stream+"."+c.Name+".>"))
+	}
+}
