@@ -12,7 +12,7 @@ TIMEOUT ?= 20m
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/sandtrail, bin/toolbox, bin/sandtrail-agent and one binary for each service
@@ -46,6 +46,18 @@ test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute 
 .PHONY: test-k8s
 test-k8s: ## Tests on a real Kubernetes, built from source the first time (20 minutes of CPU)
 	$(GO) test -timeout 90m -p 1 ./tests/e2e/cluster/...
+
+.PHONY: cluster-up
+cluster-up: ## Bring a Kubernetes node with gVisor up on this machine and leave it up (docs/CLUSTER.md)
+	$(GO) run ./tests/e2e/cluster/cmd/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## End that node and remove all of it
+	$(GO) run ./tests/e2e/cluster/cmd/cluster down
+
+.PHONY: cluster-status
+cluster-status: ## Tell what runs of that node
+	$(GO) run ./tests/e2e/cluster/cmd/cluster status
 
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder, FUZZTIME=2m each; FUZZ=regexp chooses by "directory Name"
