@@ -17,7 +17,7 @@ const threads = 48
 
 // faults are the signals that the runtime takes for its own faults when a program forges where they come from. Ignored, a sent one does
 // nothing; a real one ends the agent, also where the runtime would have made a panic of it.
-var faults = []unix.Signal{unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSYS}
+var faults = []unix.Signal{unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS}
 
 // protect keeps programs of the same user from reading or stopping the agent as far as the kernel allows. The channel has every
 // signal that came; each SIGCHLD may stand for several.
