@@ -65,6 +65,12 @@ func (b *builder) bucket(name string, keys ...string) {
 	}
 }
 
+// certain is bucket for whoever also asks the leader, because a replica may not show yet what is there.
+func (b *builder) certain(name string, keys ...string) {
+	b.bucket(name, keys...)
+	b.publish(api("STREAM.MSG.GET." + subject.BucketStream(name)))
+}
+
 // watch follows every entry of a bucket.
 func (b *builder) watch(name string) {
 	s := subject.BucketStream(name)

@@ -87,7 +87,7 @@ func gateway(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
-	b.bucket(topology.BucketIdem, "*")
+	b.certain(topology.BucketIdem, "*")
 }
 
 // lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.
@@ -108,7 +108,7 @@ func scheduler(b *builder) {
 	b.pull(topology.StreamCommands, topology.ConsumerScheduler)
 	b.publish(subject.WorkerCommand("*", "*", "*"))
 	b.answer(Gateway)
-	b.bucket(topology.BucketIdem, "*")
+	b.certain(topology.BucketIdem, "*")
 	b.bucket(topology.BucketWorker)
 	b.watch(topology.BucketWorker)
 }
