@@ -4,7 +4,7 @@ GO      ?= go
 STATE   ?= .sandtrail
 BIN     := bin
 LDFLAGS := -s -w -X github.com/sandtrail/sandtrail/cmd/sandtrail/internal/version.Version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail tests/e2e tests/e2e/cluster tests/bench
+MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail deploy/k8s tests/e2e tests/e2e/cluster tests/bench
 SERVICES := gateway lifecycle exec usage gc
 TIMEOUT ?= 20m
 
@@ -105,10 +105,18 @@ breaking: ## Compare the contracts with those of main
 generate: ## Make proto/gen/go anew (slow the first time: buf is built from source)
 	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf generate
 
+.PHONY: images
+images: ## Build container images into dist without a Docker daemon (IMAGES="--registry R --tag T --push")
+	$(GO) run ./deploy/k8s/cmd/images $(IMAGES)
+
+.PHONY: deploy
+deploy: ## Make the kustomize base and the rules of NATS anew from the chart and the code
+	$(GO) run ./deploy/k8s/cmd/base
+
 .PHONY: tidy
 tidy: ## Tidy every module
 	@for m in $(MODULES); do (cd $$m && GOWORK=off $(GO) mod tidy) || exit 1; done
 
 .PHONY: clean
 clean: ## Remove what build made (not the state directory)
-	rm -rf $(BIN)
+	rm -rf $(BIN) dist
