@@ -189,9 +189,7 @@ func Host(t testing.TB, more ...string) *Box {
 // HostUnder is Host with an authority that is there already.
 func HostUnder(t testing.TB, authority credentials.Pair, more ...string) *Box {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("only root can start it as another user")
-	}
+	require.Zero(t, os.Getuid(), "only root can start it as another user")
 	// The user cannot go through the directories of the test's user.
 	dir, err := os.MkdirTemp("/tmp", "agent")
 	require.NoError(t, err)

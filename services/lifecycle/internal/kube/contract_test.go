@@ -1,3 +1,7 @@
+//go:build cluster
+
+// The API server takes a quarter of an hour to build the first time: make test-k8s.
+
 package kube
 
 import (
