@@ -62,7 +62,7 @@ func given(differences []Difference, err error) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fault.Newf(fault.FailedPrecondition, fault.ReasonLogUnavailable,
+	return fault.Newf(fault.Unavailable, fault.ReasonLogUnavailable,
 		"missing on the NATS server: %s; run `sandtrail topology ensure`", strings.Join(names, ", "))
 }
 

@@ -162,7 +162,7 @@ func (a *Agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if had := a.configured; had != nil && (had.SandboxId != r.SandboxId || !maps.Equal(had.Env, r.Env)) {
-		return nil, wire.NewError("conflict", "conflict", "the agent is configured for another sandbox, or in another way")
+		return nil, wire.NewError("failed_precondition", "illegal_state", "the agent is configured for another sandbox, or in another way")
 	}
 	a.configured = r
 	return &toolboxv1.ConfigureReply{}, nil

@@ -83,7 +83,7 @@ func TestAnAgentIsConfiguredOnce(t *testing.T) {
 		{SandboxId: keepertest.NewID(), Env: c.Env}, {SandboxId: b.SandboxID}, {SandboxId: b.SandboxID, Env: map[string]string{"A": "sandbox", "B": "other"}},
 	} {
 		_, err = b.Configure(t.Context(), another)
-		require.ErrorIs(t, err, &wire.Error{Code: "conflict", Reason: "conflict"})
+		require.ErrorIs(t, err, &wire.Error{Code: "failed_precondition", Reason: "illegal_state"})
 	}
 	h, err = b.Hello(t.Context(), &toolboxv1.Hello{})
 	require.NoError(t, err)

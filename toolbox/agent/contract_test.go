@@ -12,9 +12,3 @@ func TestAgentKeepsTheContractAsACommonProcess(t *testing.T) {
 	toolboxtest.RunClient(t, b.Client)
 	b.Wait(t)
 }
-
-func TestAgentKeepsTheContractInGVisor(t *testing.T) {
-	b := agenttest.GVisor(t, nil)
-	toolboxtest.RunClient(t, b.Client)
-	b.Wait(t)
-}

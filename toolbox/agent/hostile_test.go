@@ -15,7 +15,6 @@ import (
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/agent/agenttest"
-	"github.com/sandtrail/sandtrail/toolbox/client"
 	"github.com/sandtrail/sandtrail/toolbox/keeper/keepertest"
 )
 
@@ -42,10 +41,9 @@ func attacker(t *testing.T, b *agenttest.Box) {
 	require.NoError(t, os.WriteFile(filepath.Join(b.Workspace, "attack"), attack.data, 0o755))
 }
 
-// homes are where an agent runs.
+// homes are where an agent runs; gVisor is another, see gvisor_test.go.
 var homes = map[string]func(t *testing.T, more ...string) *agenttest.Box{
 	"common process": func(t *testing.T, more ...string) *agenttest.Box { return agenttest.Host(t, more...) },
-	"gvisor":         func(t *testing.T, more ...string) *agenttest.Box { return agenttest.GVisor(t, nil, more...) },
 }
 
 func everywhere(t *testing.T, test func(t *testing.T, b *agenttest.Box), more ...string) {
@@ -109,22 +107,6 @@ func TestNoSignalThatCanBeHandledEndsTheAgent(t *testing.T) {
 		require.NoError(t, err, b.Log())
 		require.True(t, h.Alive)
 	})
-}
-
-// gVisor does not shield the first process of a container from KILL: a program can end its own sandbox.
-func TestAnAgentThatIsKilledEndsItsSandbox(t *testing.T) {
-	b := agenttest.GVisor(t, nil)
-	id := begin(t, b, "on", "sh", "-c", "echo on; sleep 600")
-	s, err := b.Attach(t.Context(), &toolboxv1.Attach{ExecId: id, StdoutOffset: 3})
-	require.NoError(t, err)
-	defer s.Close()
-	_, err = b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: keepertest.NewID(), Argv: []string{"sh", "-c", "kill -9 1"}})
-	if err != nil {
-		require.ErrorIs(t, err, client.ErrUnavailable)
-	}
-	_, err = s.Recv()
-	require.ErrorIs(t, err, client.ErrUnavailable, "no end is made up")
-	b.Wait(t)
 }
 
 func TestTheAgentsPortCannotBeTakenOver(t *testing.T) {
