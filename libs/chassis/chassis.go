@@ -158,11 +158,11 @@ const pingEvery = 2 * time.Second
 
 // Connect opens a connection that reconnects for ever. Errors never show the URL, which may hold a password.
 func Connect(url string, c credential.NATS, name string, log *slog.Logger) (*nats.Conn, error) {
-	proof, err := c.Options(name)
+	options, err := c.Options(name)
 	if err != nil {
 		return nil, err
 	}
-	options := append(proof,
+	options = append(options,
 		nats.Name("sandtrail-"+name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(250*time.Millisecond),
 		nats.ReconnectJitter(250*time.Millisecond, time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

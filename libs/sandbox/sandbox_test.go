@@ -87,9 +87,15 @@ func TestOnlyARunningSandboxHasAnEndpointAndEachRunItsOwn(t *testing.T) {
 	first := &eventsv1.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-a", Uid: "u1"}
 	second := &eventsv1.Endpoint{Address: "10.0.0.1:7070", Runtime: "sandbox-a", Uid: "u2", KeySha256: []byte{1}}
 	commands := []sandbox.Command{
-		create(), sandbox.Start{Worker: "w1", Attempt: 1}, sandbox.MarkReady{Worker: "w1", Endpoint: first}, sandbox.Stop{},
-		sandbox.MarkStopped{At: minute(4)}, sandbox.Start{Worker: "w1", Attempt: 2}, sandbox.MarkReady{Worker: "w1", Endpoint: second},
-		sandbox.Destroy{}, sandbox.MarkDestroyed{At: minute(8), DeleteAfter: minute(9)},
+		create(),
+		sandbox.Start{Worker: "w1", Attempt: 1},
+		sandbox.MarkReady{Worker: "w1", Endpoint: first},
+		sandbox.Stop{},
+		sandbox.MarkStopped{At: minute(4)},
+		sandbox.Start{Worker: "w1", Attempt: 2},
+		sandbox.MarkReady{Worker: "w1", Endpoint: second},
+		sandbox.Destroy{},
+		sandbox.MarkDestroyed{At: minute(8), DeleteAfter: minute(9)},
 	}
 	want := []*eventsv1.Endpoint{nil, nil, first, first, nil, nil, second, second, nil}
 	for i := range commands {

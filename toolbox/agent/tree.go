@@ -160,7 +160,7 @@ func (a *Agent) endTree(p *program, reason string, grace time.Duration) {
 		n, err = a.signalTree(p, syscall.SIGTERM)
 	}
 	for wait := firstLook; err == nil && n > 0 && time.Now().Before(deadline); wait = min(2*wait, lastLook) {
-		time.Sleep(min(wait, time.Until(deadline)))
+		<-time.After(min(wait, time.Until(deadline)))
 		n, err = a.signalTree(p, 0)
 	}
 	if err == nil && n == 0 {
@@ -255,7 +255,7 @@ func (a *Agent) kill(members func() ([]process, error)) error {
 		}
 		a.children.reap()
 		if round > 2 {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 	}
 	return errors.New("processes are left")

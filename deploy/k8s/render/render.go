@@ -3,6 +3,7 @@ package render
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -39,7 +40,7 @@ func Chart(dir string, r Release, values map[string]any) (Rendered, error) {
 	if err != nil {
 		return Rendered{}, fmt.Errorf("values: %w", err)
 	}
-	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	files, err := engine.Engine{Strict: true}.RenderWithContext(context.Background(), chart, all)
 	if err != nil {
 		return Rendered{}, fmt.Errorf("render: %w", err)
 	}

@@ -107,7 +107,7 @@ func TestAGVisorPodHasAWorkspaceThatOutlivesIt(t *testing.T) {
 		in := strings.Repeat("0123456789abcdef", size/16)
 		back, err := c.Exec(limit(t), ns, "second", strings.NewReader(in), "cat")
 		require.NoError(t, err)
-		require.True(t, in == back.Stdout, "%d bytes came back of %d", len(back.Stdout), len(in))
+		require.Equal(t, in, back.Stdout)
 	})
 	t.Run("a claim that is deleted takes its directory with it", func(t *testing.T) {
 		pvc, err := c.Client.CoreV1().PersistentVolumeClaims(ns).Get(limit(t), "w", metav1.GetOptions{})

@@ -76,8 +76,10 @@ func TestTopologyDiffShowsEachDifferenceAndChangesNothing(t *testing.T) {
 		require.True(t, found, r.stdout)
 		by := things(t, runCLI(nil, nil, append(words, "--output", "json")...).stdout)
 		require.Equal(t, "missing", by["bucket place"].State)
-		require.Equal(t, thing{Kind: "consumer", Name: topology.ConsumerGC, Stream: topology.StreamEvents, State: "missing",
-			Differences: []struct{ Setting, Have, Want string }{{"exists", "false", "true"}}}, by["consumer "+topology.ConsumerGC])
+		require.Equal(t, thing{
+			Kind: "consumer", Name: topology.ConsumerGC, Stream: topology.StreamEvents, State: "missing",
+			Differences: []struct{ Setting, Have, Want string }{{"exists", "false", "true"}},
+		}, by["consumer "+topology.ConsumerGC])
 		require.Equal(t, "unknown", by["stream mine"].State)
 		require.Equal(t, "same", by["stream EVT"].State)
 	}

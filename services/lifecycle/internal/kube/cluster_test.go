@@ -135,7 +135,8 @@ func (c *cluster) run(pod *corev1.Pod) {
 		p.Status = corev1.PodStatus{
 			Phase: corev1.PodRunning, PodIP: "10.1.2.3", StartTime: new(metav1.Now()),
 			Conditions: []corev1.PodCondition{
-				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue},
+				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
+				{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue},
 				{Type: corev1.PodReady, Status: corev1.ConditionTrue},
 			},
 			ContainerStatuses: []corev1.ContainerStatus{{

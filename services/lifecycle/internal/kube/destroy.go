@@ -142,7 +142,7 @@ func (d *Driver) markClaim(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return d.seen.settle(ctx, c, func(now *corev1.PersistentVolumeClaim) bool { return marked(now) })
+	return d.seen.settle(ctx, c, marked)
 }
 
 // marked: from some time on the workspace may be removed.

@@ -3,7 +3,6 @@ package soak
 import (
 	"bytes"
 	"encoding/xml"
-	"errors"
 	"io"
 	"math/rand/v2"
 	"testing"
@@ -138,7 +137,7 @@ func TestPlotIsSVGWithTheLinesNames(t *testing.T) {
 	d := xml.NewDecoder(&b)
 	for {
 		if _, err := d.Token(); err != nil {
-			require.True(t, errors.Is(err, io.EOF), "%v", err)
+			require.ErrorIs(t, err, io.EOF)
 			return
 		}
 	}

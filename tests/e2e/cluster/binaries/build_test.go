@@ -38,7 +38,7 @@ func TestAKeyFollowsEverythingThatAProgramDependsOn(t *testing.T) {
 	}
 	write("go.mod", "module x\n")
 	seen := map[string]string{key(base): "as it is"}
-	require.Equal(t, seen[key(base)], "as it is", "the same twice")
+	require.Equal(t, "as it is", seen[key(base)], "the same twice")
 	differs := func(what string, g group) {
 		t.Helper()
 		k := key(g)

@@ -125,8 +125,11 @@ func (n *Node) mounts() error {
 		return err
 	}
 	for _, m := range [][3]string{
-		{"proc", "/proc", ""}, {"sysfs", "/sys", ""},
-		{"tmpfs", "/run", "mode=755"}, {"tmpfs", "/var/log", "mode=755"}, {"tmpfs", "/var/lib", "mode=755"},
+		{"proc", "/proc", ""},
+		{"sysfs", "/sys", ""},
+		{"tmpfs", "/run", "mode=755"},
+		{"tmpfs", "/var/log", "mode=755"},
+		{"tmpfs", "/var/lib", "mode=755"},
 	} {
 		if err := mount(m[0], m[1], m[0], 0, m[2]); err != nil {
 			return err

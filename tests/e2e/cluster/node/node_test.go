@@ -2,7 +2,6 @@ package node_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -135,7 +134,7 @@ func TestDownLeavesNothingAndASecondDownIsFine(t *testing.T) {
 	_, err = net.InterfaceByName(n.Link)
 	require.Error(t, err)
 	_, err = node.Open(dir)
-	require.True(t, errors.Is(err, node.ErrNotRunning), "%v", err)
+	require.ErrorIs(t, err, node.ErrNotRunning)
 	require.NoError(t, n.Down(t.Context()))
 }
 

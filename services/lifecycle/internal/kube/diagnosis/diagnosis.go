@@ -8,7 +8,6 @@
 package diagnosis
 
 import (
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,8 +93,8 @@ func Of(o Observed) Diagnosis {
 }
 
 // progress is a diagnosis of nothing wrong.
-func progress(since time.Time, format string, args ...any) Diagnosis {
-	return Diagnosis{Hope: true, Since: since, Message: fmt.Sprintf(format, args...)}
+func progress(since time.Time, message string) Diagnosis {
+	return Diagnosis{Hope: true, Since: since, Message: message}
 }
 
 // condition of a pod; one that it does not have is empty.

@@ -44,7 +44,7 @@ var pullCauses = []struct {
 
 // image says why a container's image is not there. reason and message are those of its waiting state.
 func image(o Observed, s corev1.ContainerStatus, reason, message string) (Diagnosis, bool) {
-	d := Diagnosis{}
+	var d Diagnosis
 	switch reason {
 	case "InvalidImageName":
 		d = Diagnosis{Reason: fault.ReasonImageInvalid, Code: fault.InvalidArgument, Message: "%s is no reference of an image"}

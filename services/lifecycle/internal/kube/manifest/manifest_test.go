@@ -182,7 +182,7 @@ func TestImagesAreNamedInFull(t *testing.T) {
 	c := config().WithDefaults()
 	digest := "sha256:" + strings.Repeat("ab", 32)
 	for given, want := range map[string]string{
-		"python": "docker.io/library/python:latest", " python:3 ": "docker.io/library/python:3", "a/b@" + digest: "docker.io/a/b@" + digest,
+		"python": "docker.io/library/python:latest", " " + "python:3" + " ": "docker.io/library/python:3", "a/b@" + digest: "docker.io/a/b@" + digest,
 		"localhost:5000/a:1": "localhost:5000/a:1",
 	} {
 		s := spec("someone")
