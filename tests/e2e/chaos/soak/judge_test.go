@@ -33,8 +33,8 @@ func TestVerdictsOfLines(t *testing.T) {
 		"the saw of a collector": {"gateway.rss_bytes", Flat, func(h float64, _ *rand.Rand) map[string]float64 {
 			return map[string]float64{"gateway.rss_bytes": 40*mib + float64(int(h*360)%37)*mib}
 		}},
-		"warming up, then level": {"exec.heap_bytes", Flat, func(h float64, r *rand.Rand) map[string]float64 {
-			return map[string]float64{"exec.heap_bytes": 10*mib + min(h, 0.4)*100*mib + r.Float64()*mib}
+		"warming up, then level": {"usage.heap_bytes", Flat, func(h float64, r *rand.Rand) map[string]float64 {
+			return map[string]float64{"usage.heap_bytes": 10*mib + min(h, 0.4)*100*mib + r.Float64()*mib}
 		}},
 		"a few that stand out": {"exec.goroutines", Flat, func(_ float64, r *rand.Rand) map[string]float64 {
 			v := 30.0
