@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -31,8 +32,11 @@ type process struct {
 }
 
 // below lists the processes below the agent, parents before their children.
-func below() ([]process, error) {
-	proc, err := os.Open("/proc")
+func below() ([]process, error) { return descendants(os.Getpid(), "/proc") }
+
+// descendants are the processes below one. Each has one parent, and what is above it is left out, so that the walk ends.
+func descendants(root int, procfs string) ([]process, error) {
+	proc, err := os.Open(procfs)
 	if err != nil {
 		return nil, err
 	}
@@ -43,18 +47,20 @@ func below() ([]process, error) {
 	}
 	of := map[int][]process{}
 	for _, name := range names {
-		if name[0] < '1' || name[0] > '9' {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == root {
 			continue
 		}
-		b, err := os.ReadFile("/proc/" + name + "/stat")
+		b, err := os.ReadFile(filepath.Join(procfs, name, "stat"))
 		if err != nil {
 			continue
 		}
-		if p, ok := parseStat(b); ok {
+		// gVisor gives the pid 0 to one that is waited for while this is read: as the parent of the first process it would make a ring.
+		if p, ok := parseStat(b); ok && p.pid == pid {
 			of[p.parent] = append(of[p.parent], p)
 		}
 	}
-	found := of[os.Getpid()]
+	found := of[root]
 	for i := 0; i < len(found); i++ {
 		found = append(found, of[found[i].pid]...)
 	}
