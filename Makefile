@@ -45,7 +45,7 @@ test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute 
 # One node after the other: each wants the machine's memory and CPUs.
 .PHONY: test-k8s
 test-k8s: ## Tests on a real Kubernetes, built from source the first time (20 minutes of CPU)
-	$(GO) test -timeout 90m -p 1 -tags cluster ./services/lifecycle/internal/kube ./toolbox/agent ./tests/e2e/cluster/...
+	$(GO) test -timeout 90m -p 1 -tags cluster ./services/lifecycle/internal/kube ./tests/e2e/cluster/...
 
 .PHONY: cluster-up
 cluster-up: ## Bring a Kubernetes node with gVisor up on this machine and leave it up (docs/CLUSTER.md)

@@ -1,8 +1,3 @@
-//go:build cluster
-
-// Now and then a command whose tree is ended in gVisor never ends for its reader (one run of the contract in six). Until that is mended
-// these run with make test-k8s alone, as all that needs agents.
-
 package agent_test
 
 import (
