@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
@@ -225,30 +223,13 @@ func (a *Agent) follow(p *program, ended <-chan death) {
 
 // settle ends the output, measures, and lets everybody see the end.
 func (a *Agent) settle(p *program, end *toolboxv1.End, d *death) {
-	p.spool.Release()
-	until := time.Now().Add(task.DrainGrace)
-	for _, o := range p.out {
-		if o != nil {
-			o.Finish(until)
-		}
-	}
-	if p.in != nil {
-		p.in.Close()
-	}
+	task.Drain(p.spool, p.out, p.in)
 	if d != nil {
 		end.Usage, end.UsageMethod = a.used(p, d.used), method
 	}
 	p.out = [2]*task.Output{}
-	end.EndedAt = timestamppb.Now()
-	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
-	end.Limits = a.limitsMet(p, end)
-	for _, hit := range end.Limits {
-		if end.Message == "" && hit.Limit == "time" {
-			end.Message = hit.Message
-		}
-	}
+	task.Close(end, p.spool, func(end *toolboxv1.End) []*commonv1.LimitHit { return a.limitsMet(p, end) })
 	p.end = end
-	p.spool.End()
 	p.readers.Arrive()
 	close(p.done)
 	a.ended(p)
@@ -281,7 +262,7 @@ func (a *Agent) limitsMet(p *program, end *toolboxv1.End) []*commonv1.LimitHit {
 	}
 	if end.GetReason() == task.TimedOut && p.timeout > 0 {
 		hits = append(hits, &commonv1.LimitHit{
-			Limit: "time", Source: "seen", Value: uint64(p.timeout.Milliseconds()), Message: fmt.Sprintf("its time of %s was over", p.timeout), //nolint:gosec // not negative
+			Limit: task.TimeLimit, Source: "seen", Value: uint64(p.timeout.Milliseconds()), Message: fmt.Sprintf("its time of %s was over", p.timeout), //nolint:gosec // not negative
 		})
 	}
 	return hits

@@ -11,8 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/sentry"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
@@ -163,29 +162,12 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 
 // settle ends the output, measures, and lets everybody see the end.
 func (k *Keeper) settle(p *program, end *toolboxv1.End) {
-	p.spool.Release()
-	until := time.Now().Add(task.DrainGrace)
-	for _, o := range p.out {
-		if o != nil {
-			o.Finish(until)
-		}
-	}
-	if p.in != nil {
-		p.in.Close()
-	}
+	task.Drain(p.spool, p.out, p.in)
 	end.Usage, end.UsageMethod = k.meter.end(p.account)
 	// The end stays for long, this need not.
 	p.out, p.account = [2]*task.Output{}, nil
-	end.EndedAt = timestamppb.Now()
-	end.Stdout, end.Stderr = p.spool.StreamEnd(spool.Stdout), p.spool.StreamEnd(spool.Stderr)
-	end.Limits = k.limitsMet(p, end)
-	for _, hit := range end.Limits {
-		if end.Message == "" && hit.Limit == limitTime {
-			end.Message = hit.Message
-		}
-	}
+	task.Close(end, p.spool, func(end *toolboxv1.End) []*commonv1.LimitHit { return k.limitsMet(p, end) })
 	p.end = end
-	p.spool.End()
 	p.readers.Arrive()
 	close(p.done)
 	k.ended(p)

@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/cgroup"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 )
 
 // The names of limits, as in common.v1.LimitHit.
@@ -22,7 +23,7 @@ const (
 	limitCPU    = "cpu"
 	limitDisk   = "disk"
 	limitOutput = "output"
-	limitTime   = "time"
+	limitTime   = task.TimeLimit
 
 	sourceHost = "host"
 	sourceSeen = "seen"

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 )
@@ -22,6 +23,9 @@ const (
 	Destroyed   = "sandbox_destroyed"
 	Lost        = "sandbox_lost"
 )
+
+// TimeLimit is the limit of an exec's time, as in common.v1.LimitHit.
+const TimeLimit = "time"
 
 // MaxTimeout is in milliseconds: a year, so that it cannot overflow.
 const MaxTimeout = 365 * 24 * 3600 * 1000
@@ -67,4 +71,33 @@ func State(id string, started time.Time, s *spool.Spool, end *toolboxv1.End) *to
 // EndedState is that of an exec of which only the end is remembered.
 func EndedState(id string, end *toolboxv1.End) *toolboxv1.ExecState {
 	return &toolboxv1.ExecState{ExecId: id, State: "ended", End: end, StdoutBytes: end.GetStdout().GetBytes(), StderrBytes: end.GetStderr().GetBytes()}
+}
+
+// Drain waits for what is left of a program's output once its leader has ended, DrainGrace at most where a child holds it open, and
+// closes its input. Streams that were never made are nil.
+func Drain(s *spool.Spool, out [2]*Output, in *Input) {
+	s.Release()
+	until := time.Now().Add(DrainGrace)
+	for _, o := range out {
+		if o != nil {
+			o.Finish(until)
+		}
+	}
+	if in != nil {
+		in.Close()
+	}
+}
+
+// Close fills in what an end says of the output, the time and the limits that were met, and ends the spool: nothing may be added to
+// the end behind it.
+func Close(end *toolboxv1.End, s *spool.Spool, hits func(*toolboxv1.End) []*commonv1.LimitHit) {
+	end.EndedAt = timestamppb.Now()
+	end.Stdout, end.Stderr = s.StreamEnd(spool.Stdout), s.StreamEnd(spool.Stderr)
+	end.Limits = hits(end)
+	for _, hit := range end.Limits {
+		if end.Message == "" && hit.Limit == TimeLimit {
+			end.Message = hit.Message
+		}
+	}
+	s.End()
 }
