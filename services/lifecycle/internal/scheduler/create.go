@@ -102,7 +102,12 @@ func (s *Scheduler) accept(
 		}
 		return sandbox.Sandbox{}, err
 	}
-	return sandbox.Fold(h)
+	sb, err := sandbox.Fold(h)
+	if err == nil && sb.State == sandbox.Destroyed {
+		// Another delivery made it, and its places were given back before this one took them.
+		return sb, s.places.Release(ctx, sb.Tenant, placement.GetWorker(), sb.ID)
+	}
+	return sb, err
 }
 
 // place chooses the worker with the fewest sandboxes among those that fit and takes the tenant's and the worker's place.

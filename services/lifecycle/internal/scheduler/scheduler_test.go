@@ -135,19 +135,10 @@ func TestTwoDeliveriesOfACreateAtOnceGiveOneAnswer(t *testing.T) {
 	d := newDesk(t)
 	known := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
 	go func() { _ = known.Run(t.Context(), d.f.JS) }()
-	asked, err := d.f.NC.SubscribeSync("$JS.API.STREAM.MSG.GET." + subject.BucketStream(topology.BucketIdem))
-	require.NoError(t, err)
-	require.NoError(t, d.f.NC.Flush())
 	id, inbox := ids.New(), d.f.NC.NewInbox()
 	answers, err := d.f.NC.SubscribeSync(inbox)
 	require.NoError(t, err)
-	patient, m2 := d.scheduler(known, time.Minute), worker.Message{
-		Subject: subject.SandboxCommand(tenant, id), Data: d.command(id, "c1", inbox), Attempt: 2,
-	}
-	second := make(chan error, 1)
-	go func() { second <- patient.Handle(t.Context(), m2) }()
-	_, err = asked.NextMsg(20 * time.Second)
-	require.NoError(t, err, "the second delivery looks for an earlier refusal")
+	second := d.patient(known, id, d.command(id, "c1", inbox))
 	refused := d.create(id, "c1", 1).GetError()
 	require.Equal(t, string(fault.ReasonNoWorker), refused.GetReason())
 
@@ -164,11 +155,48 @@ func TestTwoDeliveriesOfACreateAtOnceGiveOneAnswer(t *testing.T) {
 	require.NoError(t, proto.Unmarshal(m.Data, out))
 	require.Equal(t, refused.GetReason(), out.GetError().GetReason(), "what was refused once is not made")
 	require.Empty(t, d.state(id))
+	d.requireNoPlaces()
+}
+
+// patient hands a second delivery of a create to a scheduler that waits for workers, and returns once it has found no sandbox.
+func (d *desk) patient(known *scheduler.Workers, id string, data []byte) <-chan error {
+	d.t.Helper()
+	asked, err := d.f.NC.SubscribeSync("$JS.API.STREAM.MSG.GET." + subject.BucketStream(topology.BucketIdem))
+	require.NoError(d.t, err)
+	require.NoError(d.t, d.f.NC.Flush())
+	s, m := d.scheduler(known, time.Minute), worker.Message{Subject: subject.SandboxCommand(tenant, id), Data: data, Attempt: 2}
+	done := make(chan error, 1)
+	go func() { done <- s.Handle(d.t.Context(), m) }()
+	_, err = asked.NextMsg(20 * time.Second)
+	require.NoError(d.t, err, "it looks for an earlier refusal")
+	return done
+}
+
+func (d *desk) requireNoPlaces() {
+	d.t.Helper()
 	for _, key := range []string{scheduler.OfTenant(tenant), scheduler.OfWorker(natstest.Worker)} {
-		holders, err := d.places.Holders(t.Context(), key)
-		require.NoError(t, err)
-		require.Empty(t, holders, "its places are free again")
+		holders, err := d.places.Holders(d.t.Context(), key)
+		require.NoError(d.t, err)
+		require.Empty(d.t, holders, "its places are free again")
 	}
+}
+
+// A delivery that stood still for as long as the sandbox lived takes no place for it.
+func TestADeliveryBehindTheSandboxsEndLeavesNoPlaceTaken(t *testing.T) {
+	d := newDesk(t, w1())
+	known := scheduler.NewWorkers(slog.New(slog.DiscardHandler), d.now)
+	id := ids.New()
+	second := d.patient(known, id, d.command(id, "c1", ""))
+	require.Nil(t, d.create(id, "c1", 1).GetError())
+	for _, c := range []sandbox.Command{sandbox.Destroy{}, sandbox.MarkDestroyed{At: d.now()}} {
+		_, err := history.Record(t.Context(), d.log, tenant, id, fmt.Sprintf("%T", c), history.Meta{Time: d.now()}, func(sandbox.Sandbox) sandbox.Command { return c })
+		require.NoError(t, err)
+	}
+	require.NoError(t, d.places.Release(t.Context(), tenant, natstest.Worker, id))
+	go func() { _ = known.Run(t.Context(), d.f.JS) }()
+	require.NoError(t, <-second)
+	require.Equal(t, sandbox.Destroyed, d.state(id))
+	d.requireNoPlaces()
 }
 
 func TestTheWorkerWithTheFewestSandboxesThatFitsIsChosen(t *testing.T) {
