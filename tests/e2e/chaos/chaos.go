@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) (_ *Summary, err error) {
 	}()
 	r.rig, err = rig.Start(ctx, rig.Options{
 		Bin: bin, Clocks: o.Clocks, State: filepath.Join(state, "s"), Form: o.Form, Replicas: o.Replicas, Clients: clients, MaxSandboxes: maxSandboxes,
-		MaxPerTenant: perTenant, Say: o.Say,
+		MaxPerTenant: perTenant, Sandboxes: sandboxes(o), Say: o.Say,
 	})
 	if err != nil {
 		return nil, err
@@ -172,6 +172,9 @@ func (r *run) work(ctx context.Context) error {
 	}
 	return first.Close(ctx)
 }
+
+// sandboxes bounds how many a run makes: what was asked for, and one or two with each fault to see whether the system works again.
+func sandboxes(o Options) int { return max(2000, 2*o.Creates+2*o.Faults) }
 
 // report says now and then how far the run is, until it is told to stop.
 func (r *run) report(ctx context.Context) (stop func()) {

@@ -187,6 +187,8 @@ func (l *Load) exec(ctx context.Context, owner, sandbox string, s step, r *rand.
 	l.count(end, err)
 	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.NotFound || end.Lost {
 		dead.Store(true)
+		// Where every sandbox fails, as on a full disk, making them as fast as they fail would only be noise.
+		pause(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
 	}
 }
 

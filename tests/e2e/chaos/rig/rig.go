@@ -57,6 +57,8 @@ type Options struct {
 	Clients int
 	// MaxSandboxes on the host, and of one tenant; `up` has its own defaults.
 	MaxSandboxes, MaxPerTenant int
+	// Sandboxes is how many are made in all: their workspaces stay until the end, as evidence. 0 is 2,000.
+	Sandboxes int
 	// Say gets a line for each step; may be nil.
 	Say func(format string, args ...any)
 }
@@ -76,11 +78,13 @@ type Rig struct {
 	disks     []*Disk
 }
 
-// Sizes of the disks, in bytes. They are in memory, and take what is stored on them.
+// Sizes of the disks, in bytes. They are in memory, and take what is stored on them. An unused workspace takes 2.7 MB, and a worker
+// keeps 1 GiB free.
 const (
 	storeBytes     = 4 << 30
 	spoolBytes     = 2 << 30
-	workspaceBytes = 8 << 30
+	workspaceBytes = 2 << 30
+	eachWorkspace  = 3 << 20
 )
 
 // Names of the disks.
@@ -94,6 +98,9 @@ const (
 func Start(ctx context.Context, o Options) (_ *Rig, err error) {
 	if o.Say == nil {
 		o.Say = func(string, ...any) {}
+	}
+	if o.Sandboxes == 0 {
+		o.Sandboxes = 2000
 	}
 	r := &Rig{Options: o, proxies: newProxies(), Metrics: map[string]string{}}
 	defer func() {
@@ -112,7 +119,7 @@ func Start(ctx context.Context, o Options) (_ *Rig, err error) {
 	for _, d := range []struct {
 		name, dir string
 		bytes     uint64
-	}{{StoreDisk, "nats", storeBytes}, {SpoolDisk, "sandboxes", spoolBytes}, {WorkspaceDisk, "workspaces", workspaceBytes}} {
+	}{{StoreDisk, "nats", storeBytes}, {SpoolDisk, "sandboxes", spoolBytes}, {WorkspaceDisk, "workspaces", workspaceBytes + eachWorkspace*uint64(o.Sandboxes)}} {
 		disk, err := mountDisk(d.name, filepath.Join(o.State, d.dir), d.bytes)
 		if err != nil {
 			return nil, err
