@@ -105,7 +105,8 @@ func appended() envelope.Event {
 
 // connect to the NATS servers past all proxies.
 func connect(r *rig.Rig) (*nats.Conn, jetstream.JetStream, error) {
-	nc, err := nats.Connect(r.NATS, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.PingInterval(2*time.Second))
+	// A server may be down at this moment.
+	nc, err := nats.Connect(r.NATS, nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.PingInterval(2*time.Second))
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect to NATS: %w", err)
 	}

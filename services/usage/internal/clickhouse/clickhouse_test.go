@@ -3,6 +3,8 @@ package clickhouse_test
 import (
 	"context"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -57,6 +59,30 @@ func row(n int) clickhouse.Row {
 		DiskRead: v + 4, DiskWrite: v + 5, Egress: v + 6, Ingress: v + 7, GPUMillis: v + 8, GPUMemory: 1<<63 + v, WallMillis: v + 10,
 		ExitCode: &code, Signal: 9, Reason: "exited", StdoutBytes: v + 11, StderrBytes: v + 12, Method: "cgroup", EventID: id(4), Seq: v, Schema: 1,
 	}
+}
+
+// A server that is killed between noting that it has a block and having it takes the block when it is sent again.
+func TestRowsThatAServerLostAreTakenWhenTheyAreSentAgain(t *testing.T) {
+	dir := t.TempDir()
+	e := enginetest.Start(t, dir)
+	c := enginetest.Open(t, e.URL())
+	require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(row(1), row(2))))
+	e.Close()
+	parts, err := filepath.Glob(filepath.Join(dir, "store", "*", "*", "20*_1_1_*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, parts)
+	for _, part := range parts {
+		require.NoError(t, os.RemoveAll(part))
+	}
+
+	again := enginetest.Open(t, enginetest.Start(t, dir).URL())
+	rows, _, err := again.List(t.Context(), clickhouse.Filter{Tenant: "acme", Limit: 10})
+	require.NoError(t, err)
+	require.Empty(t, rows)
+	require.NoError(t, again.Insert(t.Context(), "1", clickhouse.Rows(row(1), row(2))))
+	rows, _, err = again.List(t.Context(), clickhouse.Filter{Tenant: "acme", Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, rows, 2)
 }
 
 func TestListPagesThroughEverythingOnce(t *testing.T) {

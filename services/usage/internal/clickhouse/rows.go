@@ -97,13 +97,15 @@ var insertStatement = func() string {
 	return s + ")"
 }()
 
-// Insert writes the rows as one block. The server drops a block whose token it has seen among the last 1,000, so a token must
-// stand for exactly these rows. The guarantee against doubles is the table's key, not the token.
-func (c *Conn) Insert(ctx context.Context, token string, rows *Block) error {
+// Insert writes the rows as one block. What was written before is written again, and replaced by the table's key. The server must not
+// take it for the repetition of a block that it has: its log of those names a block before the block is on disk, and a server that was
+// killed in between drops rows that it never had. So each call has a token of its own. name says which rows these are, in the
+// server's log of queries.
+func (c *Conn) Insert(ctx context.Context, name string, rows *Block) error {
 	if rows.Len() == 0 {
 		return nil
 	}
-	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": token}))
+	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": uuid.NewString(), "log_comment": name}))
 	b, err := c.conn.PrepareBatch(ctx, insertStatement)
 	if err != nil {
 		return fmt.Errorf("begin insert: %w", err)

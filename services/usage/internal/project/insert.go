@@ -43,8 +43,8 @@ func (p *Projector) write(ctx context.Context, token string, rows *clickhouse.Bl
 	return nil
 }
 
-// token names exactly these rows. First and last sequence would not do: after a crash another batch may have the same two and
-// more rows between them, and the server would drop those. life is that of the stream and of the rows.
+// token names exactly these rows, for the server's log of queries. First and last sequence would not do: after a crash another batch may
+// have the same two and more rows between them. life is that of the stream and of the rows.
 func token(life string, rows *clickhouse.Block) string {
 	return fmt.Sprintf("%s:%d:%x", life, schemaVersion, rows.Digest())
 }

@@ -117,8 +117,8 @@ func (w *world) unexplained(x *run, c *eventsv1.ExecCompleted, ran bool) string 
 			return "that is not the code of a program that cannot be started"
 		}
 	case sandbox.ReasonSandboxDestroyed:
-		if !w.destroyedBefore(x) {
-			return "its sandbox was not being destroyed"
+		if !w.endedBefore(x) {
+			return "its sandbox was not being ended"
 		}
 		if ran && !killed {
 			return "the code is neither its program's nor the signal's"
@@ -143,11 +143,18 @@ func (w *world) signalled(x *run, signal int32) bool {
 	return false
 }
 
-// destroyedBefore: the end of its sandbox was decided before its own end, by the order of the log: clocks may be set back.
-func (w *world) destroyedBefore(x *run) bool {
+// endedBefore: the end of its sandbox was decided, or it had failed and what was left of it was removed, before its own end, by the order
+// of the log: clocks may be set back.
+func (w *world) endedBefore(x *run) bool {
 	b := w.boxes[x.agg.Sandbox]
 	return b != nil && slices.ContainsFunc(b.events, func(e envelope.Recorded) bool {
-		_, decided := e.Body.(*eventsv1.SandboxDestroying)
-		return decided && e.Seq < x.state.LastSeq
+		if e.Seq >= x.state.LastSeq {
+			return false
+		}
+		switch e.Body.(type) {
+		case *eventsv1.SandboxDestroying, *eventsv1.SandboxFailed:
+			return true
+		}
+		return false
 	})
 }

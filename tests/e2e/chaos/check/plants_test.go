@@ -207,7 +207,7 @@ var endPlants = []plant{
 	{check.TrueEnd, "a start that failed, of a program that ran", "its program has begun", func(c *copyOf) {
 		change(c, c.execSubject("silent-0"), func(b *eventsv1.ExecCompleted) { b.Reason, b.ExitCode = "start_failed", 126 })
 	}},
-	{check.TrueEnd, "an end with its sandbox, which goes on", "its sandbox was not being destroyed", func(c *copyOf) {
+	{check.TrueEnd, "an end with its sandbox, which goes on", "its sandbox was not being ended", func(c *copyOf) {
 		change(c, c.execSubject("endless-0"), func(b *eventsv1.ExecCompleted) { b.Reason = "sandbox_destroyed" })
 	}},
 	{check.TrueEnd, "a client that was told another code than the log has", "was told the end", func(c *copyOf) {

@@ -145,8 +145,12 @@ func (o *Open) Header(h metadata.MD) {
 	}
 }
 
-// Event records one event of an exec's stream. The digest of its bytes is taken before it returns.
+// Event records one event of an exec's stream. The digest of its bytes is taken before it returns. A heartbeat says nothing: it also
+// comes while the exec is on its way to its worker, which may refuse it.
 func (o *Open) Event(e *computev1.ExecEvent) {
+	if e.GetHeartbeat() != nil {
+		return
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.call.Answer = Acknowledged

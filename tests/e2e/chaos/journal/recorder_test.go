@@ -43,7 +43,9 @@ func TestAnswersSayOnlyWhatTheClientKnows(t *testing.T) {
 		"the deadline came":               {op: journal.Cancel, err: status.Error(codes.DeadlineExceeded, "late"), want: journal.Unknown},
 		"a bug of ours":                   {op: journal.Create, err: status.Error(codes.Internal, "bug"), want: journal.Unknown},
 		"an exec broken before any event": {op: journal.Exec, err: status.Error(codes.Unavailable, "eof"), want: journal.Unknown},
-		"an exec broken behind an event":  {op: journal.Exec, events: []*computev1.ExecEvent{beat}, err: status.Error(codes.Unavailable, "eof"), want: journal.Acknowledged},
+		"an exec broken behind an event":  {op: journal.Exec, events: []*computev1.ExecEvent{out(1, 0, "x")}, err: status.Error(codes.Unavailable, "eof"), want: journal.Acknowledged},
+		"an exec broken behind a beat":    {op: journal.Exec, events: []*computev1.ExecEvent{beat}, err: status.Error(codes.Unavailable, "eof"), want: journal.Unknown},
+		"an exec refused behind a beat":   {op: journal.Exec, events: []*computev1.ExecEvent{beat}, err: status.Error(codes.FailedPrecondition, "failed"), want: journal.Refused},
 		"an exec that is lost":            {op: journal.Exec, err: status.Error(codes.DataLoss, "lost"), want: journal.Acknowledged, lost: true},
 		"a create that says lost":         {op: journal.Create, err: status.Error(codes.DataLoss, "lost"), want: journal.Unknown},
 	} {

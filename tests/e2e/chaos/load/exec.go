@@ -141,6 +141,9 @@ func (f *following) read(stream grpc.ServerStreamingClient[computev1.ExecEvent],
 }
 
 func (f *following) take(e *computev1.ExecEvent) {
+	if e.GetHeartbeat() != nil {
+		return
+	}
 	f.known = true
 	f.last = max(f.last, e.GetChunk())
 	f.end.Bytes += uint64(len(e.GetStdout().GetData()) + len(e.GetStderr().GetData()))
