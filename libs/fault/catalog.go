@@ -328,6 +328,18 @@ var catalog = []Entry{
 		"there is no such dead letter", "list them",
 	},
 	{
+		ReasonEventNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no event with this sequence", "check the sequence",
+	},
+	{
+		ReasonAuditDamaged,
+		[]Code{FailedPrecondition},
+		RetryNever,
+		"the log, or an export of it, is not what was recorded; the message says where", "run `sandtrail audit verify`",
+	},
+	{
 		ReasonUnknownEvent,
 		[]Code{Internal},
 		RetryNever,

@@ -76,6 +76,8 @@ const (
 	ReasonTimeout            Reason = "timeout"
 	ReasonCancelled          Reason = "cancelled"
 	ReasonDeadLetterNotFound Reason = "dead_letter_not_found"
+	ReasonEventNotFound      Reason = "event_not_found"
+	ReasonAuditDamaged       Reason = "audit_damaged"
 	ReasonUnknownEvent       Reason = "unknown_event"
 	ReasonIllegalState       Reason = "illegal_state"
 	ReasonInternal           Reason = "internal"

@@ -84,6 +84,12 @@ func (m Message) Head() envelope.Head {
 	return envelope.HeadOf(m.parsed)
 }
 
+// Block is the headers as they stand in the stream, "NATS/1.0" and their end included; "" of a message without any, and of one that
+// was read by itself. It shares the message's memory.
+func (m Message) Block() string {
+	return unsafe.String(unsafe.SliceData(m.block), len(m.block))
+}
+
 // Header is all headers; nil of a message without any.
 func (m Message) Header() nats.Header {
 	if m.block == nil {

@@ -150,7 +150,9 @@ func usage(b *builder) {
 func gc(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.pull(topology.StreamEvents, topology.ConsumerGC)
-	b.publish(subject.SandboxCommand("*", "*"), subject.WorkerCommand("*", "*", "*"))
+	b.feed(topology.StreamEvents)
+	b.publish(subject.SandboxCommand("*", "*"), subject.WorkerCommand("*", "*", "*"), subject.AllLogs())
+	b.bucket(topology.BucketLease, topology.LeaseSign)
 	b.bucket(topology.BucketSandbox)
 	b.watch(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
@@ -160,6 +162,7 @@ func gc(b *builder) {
 
 func operator(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories)
+	b.feed(topology.StreamEvents)
 	for _, name := range topology.Buckets() {
 		b.bucket(name)
 		b.watch(name)

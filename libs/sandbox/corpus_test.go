@@ -177,6 +177,7 @@ var stories = []struct{ agg, events, state string }{
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},
 	{"letter", "LetterDropped", "dropped"},
+	{"log", "LogSigned", "signed"},
 }
 
 func TestTheCorpusReplays(t *testing.T) {
@@ -209,6 +210,13 @@ func TestTheCorpusReplays(t *testing.T) {
 		case "letter":
 			agg := subject.Letter("acme", execID)
 			state, err = dlq.Decision(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+		case "log":
+			agg := subject.Log(execID)
+			events := sandbox.Events(sandbox.CommandMeta{ID: "c", Time: start, Tenant: agg.Tenant}, bodies...)
+			_, err = eventlog.Messages(t.Context(), agg, eventlog.Tail{}, events)
+			if body, ok := events[0].Body.(*eventsv1.LogSigned); ok && body.GetSize() > 0 && len(body.GetRange()) > 0 {
+				state = "signed"
+			}
 		default:
 			var w sandbox.Workspace
 			agg := subject.Workspace("acme", sandboxID)

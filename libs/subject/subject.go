@@ -26,6 +26,8 @@ const (
 	KindWorkspace Kind = "workspace"
 	// KindLetter is what operators decided about a dead letter.
 	KindLetter Kind = "letter"
+	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
+	KindLog Kind = "log"
 )
 
 // NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
@@ -52,8 +54,8 @@ func ValidToken(s string) bool {
 // ValidTenant reports whether s may be the id of a tenant.
 func ValidTenant(s string) bool { return s != NoTenant && ValidToken(s) }
 
-// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), or
-// the letter's, and empty for KindTenant.
+// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), the
+// letter's, or the log's, and empty for KindTenant.
 type Aggregate struct {
 	Kind    Kind
 	Tenant  string
@@ -82,10 +84,13 @@ func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant
 // Letter is the aggregate of a dead letter, under the tenant whose message it is, or NoTenant.
 func Letter(tenant, id string) Aggregate { return Aggregate{Kind: KindLetter, Tenant: tenant, ID: id} }
 
+// Log is the aggregate of an incarnation of the log.
+func Log(id string) Aggregate { return Aggregate{Kind: KindLog, Tenant: NoTenant, ID: id} }
+
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
-//	evt.<tenant>.letter.<id>
+//	evt.<tenant>.letter.<id>  evt._none.log.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
@@ -103,7 +108,10 @@ func (a Aggregate) Validate() error {
 		return invalid(a.Tenant)
 	}
 	switch a.Kind {
-	case KindSandbox, KindWorkspace, KindExec, KindLetter:
+	case KindSandbox, KindWorkspace, KindExec, KindLetter, KindLog:
+		if a.Kind == KindLog && a.Tenant != NoTenant {
+			return fmt.Errorf("the log belongs to no tenant, not to %q", a.Tenant)
+		}
 		if a.Kind == KindExec && !ValidToken(a.Sandbox) {
 			return invalid(a.Sandbox)
 		}
@@ -141,6 +149,8 @@ func ParseEvent(s string) (Aggregate, error) {
 		a = Exec(t[1], t[3], t[4])
 	case kind == KindLetter && n == 4:
 		a = Letter(t[1], t[3])
+	case kind == KindLog && n == 4:
+		a = Aggregate{Kind: KindLog, Tenant: t[1], ID: t[3]}
 	}
 	if t[0] != "evt" || a.Kind == "" || a.Validate() != nil {
 		return Aggregate{}, fmt.Errorf("%q is not the subject of an event", s)
@@ -156,7 +166,7 @@ func Future(s string) bool {
 		return false
 	}
 	switch Kind(t[2]) {
-	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter:
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter, KindLog:
 		return false
 	}
 	for _, token := range t[1:] {
@@ -177,6 +187,9 @@ func AllExecs() string { return "evt.*.exec.*.*" }
 
 // AllWorkspaces matches every workspace's events: evt.*.workspace.*
 func AllWorkspaces() string { return "evt.*.workspace.*" }
+
+// AllLogs matches every signed checkpoint: evt._none.log.*
+func AllLogs() string { return "evt." + NoTenant + ".log.*" }
 
 // OfTenant matches every event of a tenant: evt.<tenant>.>
 func OfTenant(tenant string) string { return "evt." + tenant + ".>" }

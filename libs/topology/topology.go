@@ -39,6 +39,9 @@ const (
 	BucketCheckpoint = "checkpoint"
 )
 
+// LeaseSign is the entry of BucketLease of whoever signs the log.
+const LeaseSign = "sign.log"
+
 // Durable consumers.
 const (
 	ConsumerScheduler = "lifecycle-scheduler-v1"
