@@ -40,6 +40,10 @@ type Config struct {
 	OutputEvery time.Duration
 	// TenantOutputBytes is the most that the transcripts of one tenant may take up; 0 is no bound but the room that there is.
 	TenantOutputBytes uint64
+	// AuditKeyFile holds the private key that the log is signed with; it is made when absent. "": this process does not sign the log.
+	AuditKeyFile string
+	// SignEvery is the time between two signatures: 1 min. Nothing is signed while nothing happens.
+	SignEvery time.Duration
 }
 
 // Validate reports every mistake at once.
@@ -50,6 +54,9 @@ func (c Config) Validate() error {
 	}
 	if c.Every < 0 {
 		errs = append(errs, fmt.Errorf("interval: %s is negative", c.Every))
+	}
+	if c.SignEvery < 0 {
+		errs = append(errs, fmt.Errorf("interval of signatures: %s is negative", c.SignEvery))
 	}
 	if c.OutputEvery < 0 {
 		errs = append(errs, fmt.Errorf("output interval: %s is negative", c.OutputEvery))
@@ -86,6 +93,7 @@ type App struct {
 	found    *prometheus.CounterVec
 	failed   prometheus.Counter
 	evicted  prometheus.Counter
+	signer   *signer
 }
 
 // New checks the configuration.
@@ -101,6 +109,9 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	}
 	if cfg.OutputEvery == 0 {
 		cfg.OutputEvery = time.Second
+	}
+	if cfg.SignEvery == 0 {
+		cfg.SignEvery = time.Minute
 	}
 	js, err := jetstream.New(d.NC)
 	if err != nil {
@@ -149,7 +160,10 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	return a, nil
+	if cfg.AuditKeyFile != "" {
+		a.signer, err = newSigner(cfg, js, d.Events, a)
+	}
+	return a, err
 }
 
 // Once makes one pass and returns what is over. Unless dryRun the commands to remove it are sent when it returns; the findings
@@ -222,6 +236,9 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { return a.listen(ctx, news) })
 	g.Go(func() error { a.keepRoom(ctx); return nil })
 	g.Go(func() error { a.forgetViews(ctx); return nil })
+	if a.signer != nil {
+		g.Go(func() error { return a.signer.run(ctx) })
+	}
 	if a.clock != nil {
 		g.Go(func() error { a.clock.Run(ctx); return nil })
 	}

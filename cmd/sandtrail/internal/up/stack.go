@@ -146,6 +146,9 @@ func (s *stack) close() {
 
 func (s *Stack) sealKey() string { return filepath.Join(s.State, "keys", "seal.key") }
 
+// auditKey is the key that signs the log; its public half lies beside it, under the same name and .pub.
+func (s *Stack) auditKey() string { return filepath.Join(s.State, "keys", "audit.pem") }
+
 func (s *stack) lifecycleConfig() lifecycle.Config {
 	return lifecycle.Config{
 		Worker: worker, StateDir: s.State, SealKeyFile: s.sealKey(),
@@ -278,7 +281,7 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	sweep, err := gc.New(ctx, gc.Config{}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry, Tracer: s.tracer("gc")})
+	sweep, err := gc.New(ctx, gc.Config{AuditKeyFile: s.auditKey()}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry, Tracer: s.tracer("gc")})
 	if err != nil {
 		return err
 	}

@@ -23,11 +23,14 @@ type flags struct {
 
 	KeepViews time.Duration `default:"720h" help:"How long a sandbox that is over stays in lists, from the end of its workspace on. The log has it for ever."`
 
+	AuditKeyFile string        `type:"path" help:"Private key (PEM, Ed25519) that the log is signed with; made when absent. Default: this process does not sign the log."`
+	SignEvery    time.Duration `default:"1m" help:"Time between two signatures of the log."`
+
 	TenantOutputBytes uint64 `help:"Most bytes that the recorded output of one tenant may take up. Default: the room that there is, shared."`
 }
 
 func (f *flags) config() app.Config {
-	return app.Config{Every: f.Every, KeepViews: f.KeepViews, TenantOutputBytes: f.TenantOutputBytes}
+	return app.Config{Every: f.Every, KeepViews: f.KeepViews, TenantOutputBytes: f.TenantOutputBytes, AuditKeyFile: f.AuditKeyFile, SignEvery: f.SignEvery}
 }
 
 // single is one pass as a service.
