@@ -37,6 +37,8 @@ const (
 	ExitCancelled = 245
 	// ExitDifferent: the topology is not as it should be.
 	ExitDifferent = 246
+	// ExitTampered: what was checked is not what was recorded: the log, an export, or a proof.
+	ExitTampered = 247
 	// ExitFailed: anything else.
 	ExitFailed = 249
 )
@@ -50,6 +52,7 @@ const exitHelp = `Exit codes:
   244  an exec was accepted and its outcome is not known
   245  interrupted
   246  topology diff: the server differs from what it should have
+  247  audit: the log, the export or the proof is not what was recorded
   249  anything else
 `
 
@@ -93,6 +96,7 @@ func describe(err error) problem {
 		parse   *kong.ParseError
 		unknown *client.UnknownOutcomeError
 		about   aboutError
+		wronged tamperedError
 	)
 	switch {
 	case errors.As(err, &about):
@@ -101,6 +105,8 @@ func describe(err error) problem {
 		return p
 	case errors.As(err, &wrong), errors.As(err, &parse), errors.Is(err, client.ErrPlaintextKey):
 		return problem{Code: "usage", Message: err.Error(), Exit: ExitUsage}
+	case errors.As(err, &wronged):
+		return problem{Code: string(fault.FailedPrecondition), Reason: string(fault.ReasonAuditDamaged), Message: err.Error(), Exit: ExitTampered}
 	case errors.As(err, &unknown):
 		p := fromServer(unknown.Err)
 		p.Code, p.Exec, p.Exit = string(fault.Lost), unknown.Exec, ExitUnknown
@@ -145,6 +151,10 @@ func fromServer(err error) problem {
 	p := problem{
 		Code: string(f.Code), Reason: string(f.Reason), Message: f.Message, Fields: f.Fields, Correlation: client.Correlation(err),
 		RetryAfter: f.RetryAfter.Seconds(), Exit: ExitFailed,
+	}
+	if f.Reason == fault.ReasonAuditDamaged {
+		p.Exit = ExitTampered
+		return p
 	}
 	if f.Code == fault.Unavailable && f.Reason == fault.Reason(fault.Unavailable) {
 		// Nobody gives this reason but the connection itself.

@@ -39,6 +39,7 @@ type Root struct {
 	Events Events `cmd:"" group:"History" help:"Show what happened, from the log."`
 	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox as it was."`
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
+	Audit  Audit  `cmd:"" group:"History" help:"Check that the log is what was recorded, export it, and prove single events."`
 
 	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
 	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`

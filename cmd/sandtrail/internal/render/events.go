@@ -50,6 +50,9 @@ func short(id string) string {
 	return id[:8]
 }
 
+// Happened says in words what a body of an event tells; it is nil where its type is not known.
+func Happened(body proto.Message) string { return Clean(happened(body)) }
+
 // happened says it in words.
 func happened(body proto.Message) string {
 	switch b := body.(type) {
@@ -87,6 +90,8 @@ func happened(body proto.Message) string {
 		return "dead letter redriven" + letter(b.GetLetter(), b.GetNote())
 	case *eventsv1.LetterDropped:
 		return "dead letter dropped" + letter(b.GetLetter(), b.GetNote())
+	case *eventsv1.LogSigned:
+		return fmt.Sprintf("the log was signed up to event %d", b.GetSize())
 	case nil:
 		return "(a type that this version does not know, or no event)"
 	default:

@@ -44,3 +44,16 @@ func (p *Progress) Clear() {
 		p.shown = false
 	}
 }
+
+// Events tells how far something is that reads the log, by stream sequences; to is 0 where the end is not known.
+func (p *Progress) Events(name string, seq, to uint64) {
+	if p.w == nil || time.Since(p.last) < progressEvery {
+		return
+	}
+	p.last, p.shown = time.Now(), true
+	text := fmt.Sprintf("%d", seq)
+	if to > 0 {
+		text = fmt.Sprintf("%d of %d (%d %%)", seq, to, 100*min(seq, to)/to)
+	}
+	fmt.Fprintf(p.w, "\r\x1b[K%s  %s", Clean(name), text)
+}
