@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
-	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/lease"
+	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 // lead reconciles and reports for the worker until ctx ends: always where this process is the only one of it, else while it has the
