@@ -154,10 +154,8 @@ func (a *Agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1
 	if r.GetSandboxId() == "" {
 		return nil, invalid("sandbox_id is needed")
 	}
-	for name, value := range r.GetEnv() {
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return nil, invalid("env holds a name or a value that no environment can have")
-		}
+	if err := task.CheckEnvironment(r.GetEnv()); err != nil {
+		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

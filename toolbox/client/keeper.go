@@ -19,7 +19,13 @@ func KeeperDialer(stateDir, sandboxID string) func(context.Context) (net.Conn, e
 		if sandboxID == "" || sandboxID == "." || sandboxID == ".." || filepath.Base(sandboxID) != sandboxID {
 			return nil, fmt.Errorf("sandbox id %q: %w", sandboxID, fs.ErrInvalid)
 		}
-		dir := filepath.Join(stateDir, "sandboxes", sandboxID)
+		return DirDialer(filepath.Join(stateDir, "sandboxes", sandboxID))(ctx)
+	}
+}
+
+// DirDialer is KeeperDialer for the keeper whose directory is dir.
+func DirDialer(dir string) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
 		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, &fs.PathError{Op: "open", Path: dir, Err: err}

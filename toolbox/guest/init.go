@@ -23,8 +23,8 @@ const Ready = "ready"
 // maxRounds bounds the rounds of one kill. A round signals every process of the tree that it sees.
 const maxRounds = 200
 
-// Init serves until in ends. Requests are lines "kill GROUP SIGNAL" and "all SIGNAL"; each is answered with one line: the
-// number of processes reached, or "error" and a reason.
+// Init serves until in ends. Requests are lines "kill GROUP SIGNAL", "all SIGNAL" and "name HOSTNAME"; each is answered with one line:
+// the number of processes reached, or "error" and a reason.
 func Init(in io.Reader, out io.Writer) error {
 	// A few kilobytes live: a collector that waits for 4 MiB of garbage costs more than it saves.
 	debug.SetGCPercent(25)
@@ -94,6 +94,10 @@ func serve(line string) (int, error) {
 			return 0, err
 		}
 		return 1, nil
+	}
+	var name string
+	if n, _ := fmt.Sscanf(line, "name %63s", &name); n == 1 {
+		return 1, rename(name)
 	}
 	return 0, errors.New("unknown request")
 }

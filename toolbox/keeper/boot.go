@@ -39,6 +39,10 @@ type sandbox struct {
 	spec  launch.Spec
 	log   *slog.Logger
 	group *cgroup.Group
+	// dir is the sandbox's directory: spec.Dir, or once it runs for nobody yet, a way to it that stands however it is renamed.
+	dir string
+	// held keeps that way open until the process ends.
+	held *os.File
 	// desk is a directory that only this process and its children see, and that every user may pass through; workspace is in it.
 	desk      string
 	workspace string
@@ -74,7 +78,7 @@ func (b *sandbox) phase(name string) {
 
 // boot starts the sandbox; it is ready when an exec works. On an error nothing is left.
 func boot(ctx context.Context, s launch.Spec, log *slog.Logger) (*sandbox, error) {
-	b := &sandbox{spec: s, log: log, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
+	b := &sandbox{spec: s, dir: s.Dir, log: log, children: sentry.NewReaper(), gone: make(chan struct{}), up: make(chan struct{}), mark: time.Now()}
 	limit := bootTimeout
 	if s.StartTimeoutMs > 0 {
 		limit = time.Duration(min(s.StartTimeoutMs, task.MaxTimeout)) * time.Millisecond
@@ -156,7 +160,7 @@ func (b *sandbox) awaitInit(until time.Time) {
 }
 
 // path is below the sandbox's directory, inner below the desk.
-func (b *sandbox) path(name string) string  { return filepath.Join(b.spec.Dir, name) }
+func (b *sandbox) path(name string) string  { return filepath.Join(b.dir, name) }
 func (b *sandbox) inner(name string) string { return filepath.Join(b.desk, name) }
 
 // mount brings everything that the guest gets to one short place: the directories above the image or the workspace may be

@@ -26,6 +26,10 @@ func bundle(s launch.Spec, desk string) ([]byte, error) {
 	gids := uids
 	var kept []string
 	user, capabilities := object{"uid": 0, "gid": 0}, []string{"CAP_KILL"}
+	if s.Warm {
+		// To set the name inside once it is somebody's; init gives it up then.
+		capabilities = append(capabilities, "CAP_SYS_ADMIN")
+	}
 	if s.Rootless {
 		// The one id that there is. runsc wants init to start with it; init becomes the guest's root then, which no program may
 		// signal.

@@ -36,7 +36,7 @@ func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 	}
 	return &toolboxv1.HelloReply{
 		SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: reason,
-		StartedAt: timestamppb.New(k.started), Running: uint32(k.running),
+		StartedAt: timestamppb.New(k.started), Running: uint32(k.running), AwaitsConfigure: k.awaits(),
 	}, nil
 }
 
@@ -83,6 +83,9 @@ func (k *Keeper) admit(r *toolboxv1.Start) (p *program, started bool, err error)
 	dir := k.execDir(r.ExecId)
 	if k.remembered.Has(r.ExecId) {
 		return nil, false, nil
+	}
+	if k.awaits() {
+		return nil, false, wire.NewError("failed_precondition", "illegal_state", "the sandbox is nobody's yet")
 	}
 	if lost := k.lostLocked(); lost != "" {
 		return nil, false, wire.NewError("failed_precondition", lost, "the sandbox has ended")
@@ -221,16 +224,11 @@ func (k *Keeper) Forget(_ context.Context, r *toolboxv1.Forget) (*toolboxv1.Forg
 	return &toolboxv1.ForgetReply{}, nil
 }
 
-// Configure implements server.Handler. A keeper was told everything when it was started.
-func (k *Keeper) Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error) {
-	return nil, wire.NewError("failed_precondition", "illegal_state", "the sandbox is configured by its start")
-}
-
 // Usage implements server.Handler.
 func (k *Keeper) Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
 	usage, stats := k.meter.usage()
 	return &toolboxv1.UsageReply{
-		Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds()),
+		Usage: usage, UptimeMs: uint64(time.Since(k.since()).Milliseconds()),
 		MemoryBytes: stats.MemoryBytes, OomKills: stats.OOMKills, Method: k.meter.alone(),
 	}, nil
 }

@@ -213,4 +213,4 @@ func describe(err error) string {
 }
 
 // execDir holds an exec's output while it is kept.
-func (k *Keeper) execDir(id string) string { return filepath.Join(k.spec.Dir, "execs", id) }
+func (k *Keeper) execDir(id string) string { return filepath.Join(k.box.path("execs"), id) }

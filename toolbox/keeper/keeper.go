@@ -7,6 +7,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,9 +49,15 @@ type Keeper struct {
 	// stop ends Serve.
 	stop context.CancelFunc
 
-	mu    sync.Mutex
-	execs map[string]*program
-	ends  []*program
+	// configuring is held while the sandbox becomes somebody's.
+	configuring sync.Mutex
+
+	mu sync.Mutex
+	// claimed is whose a warm sandbox has become; nil before, and for one that was started for somebody. With it change spec.SandboxID,
+	// spec.Env and started, which nothing reads before but under mu.
+	claimed *toolboxv1.Configure
+	execs   map[string]*program
+	ends    []*program
 	// remembered are the ends of execs that are no longer in memory. It is not guarded by mu.
 	remembered *ends.Ends
 	running    int
@@ -88,7 +95,7 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 	if err := json.NewDecoder(io.LimitReader(in, maxSpec)).Decode(&spec); err != nil {
 		return answer(out, launch.Result{Reason: "internal", Message: "the launch description is not valid"})
 	}
-	log = log.With("sandbox", spec.SandboxID)
+	log = log.With("sandbox", cmp.Or(spec.SandboxID, spec.RuntimeID))
 	// From here on, so that a signal during the start ends it in order and not half-way.
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM, syscall.SIGINT)
@@ -112,6 +119,10 @@ func Main(in io.Reader, out io.WriteCloser, version string, log *slog.Logger) in
 	go k.watch()
 	go k.balance()
 	go k.signals(term)
+	if spec.Warm {
+		// Nobody waits for it yet: what init takes to come up is not the first one's to pay.
+		<-k.box.up
+	}
 	answer(out, launch.Result{OK: true, PID: os.Getpid(), Phases: k.box.phases})
 	if err := server.Serve(ctx, l, k, server.WithLog(log), server.WithLife(life)); err != nil {
 		log.Error("serve", "error", err)
@@ -147,12 +158,17 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 	if err != nil {
 		return nil, nil, err
 	}
+	if spec.Warm {
+		if err := box.hold(); err != nil {
+			return nil, nil, errors.Join(err, box.destroy())
+		}
+	}
 	if box.refused != nil {
 		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
 	}
 	k := &Keeper{
 		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
-		execs: map[string]*program{}, remembered: ends.New(filepath.Join(spec.Dir, "execs")), idle: make(chan struct{}), stir: make(chan struct{}, 1), tidy: time.AfterFunc(tidyAfter, giveBack),
+		execs: map[string]*program{}, remembered: ends.New(box.path("execs")), idle: make(chan struct{}), stir: make(chan struct{}, 1), tidy: time.AfterFunc(tidyAfter, giveBack),
 	}
 	k.meter.looks = k.look
 	if k.warden, err = k.newWarden(); err != nil {
@@ -175,7 +191,7 @@ func (k *Keeper) listen() (net.Listener, error) {
 		return nil, err
 	}
 	k.files = f
-	l, err := server.Listen(k.spec.Dir)
+	l, err := server.Listen(k.box.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -312,7 +328,7 @@ func (k *Keeper) end(grace time.Duration) (*toolboxv1.ShutdownReply, error) {
 		k.stopPrograms(grace)
 	}
 	usage, _ := k.meter.usage()
-	reply := &toolboxv1.ShutdownReply{Usage: usage, UptimeMs: uint64(time.Since(k.started).Milliseconds())}
+	reply := &toolboxv1.ShutdownReply{Usage: usage, UptimeMs: uint64(time.Since(k.since()).Milliseconds())}
 	if k.files != nil {
 		k.files.Close()
 	}

@@ -85,6 +85,12 @@ func (l *link) killAll(signal syscall.Signal) error {
 	return err
 }
 
+// name sets the sandbox's name inside; init may do that once.
+func (l *link) name(to string) error {
+	_, err := l.ask("name " + to + "\n")
+	return err
+}
+
 func (l *link) ask(request string) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -71,11 +71,13 @@ type meter struct {
 	asking sync.Mutex
 	asked  time.Time
 
-	mu    sync.Mutex
-	last  counters
-	open  map[*account]struct{}
-	total account
-	stop  chan struct{}
+	mu   sync.Mutex
+	last counters
+	// before is what the sandbox had used when it became somebody's.
+	before counters
+	open   map[*account]struct{}
+	total  account
+	stop   chan struct{}
 }
 
 func newMeter(box *sandbox) *meter {
@@ -282,13 +284,23 @@ func (a *account) metrics() *commonv1.UsageMetrics {
 	return u
 }
 
-// usage is what the whole sandbox has used since its start.
+// rebase counts what the whole sandbox uses from now on.
+func (m *meter) rebase() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.settle(nil, nil)
+	m.before = m.last
+	m.gauge.resetPeak()
+	m.total = account{peak: s.MemoryBytes}
+}
+
+// usage is what the whole sandbox has used since it became somebody's.
 func (m *meter) usage() (*commonv1.UsageMetrics, cgroup.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.settle(nil, nil)
 	total := m.total
-	total.used = m.last
+	total.used = counters{cpu: m.last.cpu - m.before.cpu, read: m.last.read - m.before.read, write: m.last.write - m.before.write}
 	if total.count == 0 {
 		total.sum, total.count = float64(s.MemoryBytes), 1
 	}

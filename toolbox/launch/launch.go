@@ -37,6 +37,9 @@ type Spec struct {
 	// capabilities there. HostIDBase means nothing then. Where no cgroup is to be had, the keeper watches the memory, and CPU
 	// has no limit.
 	Rootless bool `json:"rootless,omitempty"`
+	// Warm: the sandbox is nobody's yet. SandboxID and Env are empty, nothing is started in it before a Configure call, which brings them
+	// and the name inside, and what it used until then is nobody's. Dir may be renamed once the answer has come.
+	Warm bool `json:"warm,omitempty"`
 	// Limits. PIDs bounds the guest's processes; the host cgroup's own bound is only a backstop.
 	CPUMillis   uint32 `json:"cpu_millis"`
 	MemoryBytes uint64 `json:"memory_bytes"`

@@ -3,6 +3,8 @@ package task
 import (
 	"sort"
 	"strings"
+
+	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,4 +31,14 @@ func Environment(home string, image []string, others ...map[string]string) []str
 	}
 	sort.Strings(out)
 	return out
+}
+
+// CheckEnvironment refuses names and values that no environment can have, as invalid_argument.
+func CheckEnvironment(env map[string]string) error {
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return wire.NewError("invalid_argument", "validation", "env holds a name or a value that no environment can have")
+		}
+	}
+	return nil
 }

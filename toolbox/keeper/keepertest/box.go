@@ -122,7 +122,7 @@ func begin(t testing.TB, state string, spec launch.Spec, out *os.File) *Box {
 	require.NoError(t, out.Close())
 	go func() { _ = b.cmd.Wait(); close(b.ended) }()
 	t.Cleanup(func() { b.stop(t) })
-	b.Client = client.New(client.KeeperDialer(state, spec.SandboxID), "")
+	b.Client = client.New(client.DirDialer(spec.Dir), "")
 	return b
 }
 

@@ -820,13 +820,16 @@ func (x *HelloReply) GetAwaitsConfigure() bool {
 	return false
 }
 
-// Configure tells an agent what it was started without: whose sandbox it is from now on, and the environment of everything that it
-// starts. It works once. The same again changes nothing; another one is refused with conflict. A keeper knows both from its start and
-// refuses it.
+// Configure tells an agent, or a keeper that was started for nobody yet, what it was started without: whose sandbox it is from now on,
+// and the environment of everything that it starts. It works once. The same again changes nothing; another one is refused with
+// failed_precondition. A keeper that was started for a sandbox knows both from its start and refuses it.
 type Configure struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Env       map[string]string      `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The sandbox's name inside, [a-z0-9-]{1,63}; empty leaves the one that it was started with. An agent leaves it: a pod's name inside is
+	// the pod's.
+	Hostname      string `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -873,6 +876,13 @@ func (x *Configure) GetEnv() map[string]string {
 		return x.Env
 	}
 	return nil
+}
+
+func (x *Configure) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
 }
 
 type ConfigureReply struct {
@@ -2810,11 +2820,12 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x18\n" +
 	"\arunning\x18\x06 \x01(\rR\arunning\x12)\n" +
-	"\x10awaits_configure\x18\a \x01(\bR\x0fawaitsConfigure\"\x9e\x01\n" +
+	"\x10awaits_configure\x18\a \x01(\bR\x0fawaitsConfigure\"\xba\x01\n" +
 	"\tConfigure\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12:\n" +
-	"\x03env\x18\x02 \x03(\v2(.sandtrail.toolbox.v1.Configure.EnvEntryR\x03env\x1a6\n" +
+	"\x03env\x18\x02 \x03(\v2(.sandtrail.toolbox.v1.Configure.EnvEntryR\x03env\x12\x1a\n" +
+	"\bhostname\x18\x03 \x01(\tR\bhostname\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
