@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	goruntime "runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -35,6 +36,7 @@ import (
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/materialise"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/metrics"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/pool"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/reconcile"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/scheduler"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/view"
@@ -86,6 +88,9 @@ type App struct {
 	role      *materialise.Role
 	reconcile *reconcile.Reconciler
 	heartbeat materialise.Heartbeat
+	// pool is nil where the driver keeps no sandboxes ready; leads while this process acts for the worker.
+	pool  *pool.Pool
+	leads atomic.Bool
 	// closeDriver ends what a driver that was opened here does in the background; nil without one.
 	closeDriver func()
 }
@@ -182,6 +187,12 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	if n, ok := driver.(runtime.Notifier); ok {
 		n.OnChange(a.reconcile.Notify)
 	}
+	if p, ok := driver.(pooled); ok {
+		a.pool = p.Pool()
+		if err := register(a.reg, a.pool); err != nil {
+			return err
+		}
+	}
 	starts, err := metrics.NewStarts(ctx, a.js, d.Events, cfg.Worker)
 	if err != nil {
 		return err
@@ -254,6 +265,9 @@ func (a *App) Run(ctx context.Context) error {
 		})
 		g.Go(func() error { return a.lead(ctx) })
 		g.Go(func() error { return a.starts.Run(ctx) })
+		if a.pool != nil {
+			g.Go(func() error { return a.pool.Run(ctx, a.leads.Load) })
+		}
 	}
 	return g.Wait()
 }

@@ -443,8 +443,8 @@ func TestRequestsOverTheBoundsAreRefusedNotCut(t *testing.T) {
 }
 
 func TestAConfigurationTellsAllItsMistakesAtOnce(t *testing.T) {
-	err := app.Config{Worker: "a b", MaxSandboxes: -1, Roles: []string{"worker", "x"}, StartDeadline: -1}.Validate()
-	for _, part := range []string{"worker:", "max sandboxes:", "roles:", "start deadline:", "state directory:", "seal key file:"} {
+	err := app.Config{Worker: "a b", MaxSandboxes: -1, Roles: []string{"worker", "x"}, StartDeadline: -1, Warm: app.WarmConfig{Max: -1, HitRate: 2}}.Validate()
+	for _, part := range []string{"warm max:", "warm hit rate:", "worker:", "max sandboxes:", "roles:", "start deadline:", "state directory:", "seal key file:"} {
 		require.ErrorContains(t, err, part)
 	}
 }

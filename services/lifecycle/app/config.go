@@ -37,6 +37,8 @@ type Config struct {
 	DriverName string
 	Driver     DriverConfig
 	Kube       KubeConfig
+	// Warm is how many sandboxes are kept ready: none.
+	Warm WarmConfig
 	// MaxSandboxes on this worker: 200, at most 1,500. MaxPerTenant over all workers: no limit.
 	MaxSandboxes, MaxPerTenant int
 	// StartDeadline is how long a create may take, from its request on, pulling its image included: 5 min.
@@ -135,6 +137,7 @@ func (c Config) Validate() error {
 		if c.DriverName == DriverKube {
 			errs = append(errs, c.Kube.mistakes()...)
 		}
+		errs = append(errs, c.warm().Validate())
 		check(c.SealKeyFile != "", "seal key file: must be set for the worker role")
 	}
 	check(c.MaxSandboxes > 0 && c.MaxSandboxes <= scheduler.MaxPlaces, "max sandboxes: %d is not between 1 and %d", c.MaxSandboxes, scheduler.MaxPlaces)

@@ -121,7 +121,7 @@ func newGVisor(ctx context.Context, cfg Config, log *slog.Logger) (d runtime.Dri
 	driver, err := gvisor.New(gvisor.Options{
 		StateDir: cfg.StateDir, Runsc: runsc, Toolbox: toolbox, Images: images, Workspaces: spaces, HostIDBase: base,
 		OverlayBytes: cfg.Driver.OverlayBytes, OutputCap: cfg.Driver.OutputCap, MaxExecs: cfg.Driver.MaxExecs, Cgroup: cfg.Driver.Cgroup,
-		Control:  cfg.Driver.Control,
+		Control: cfg.Driver.Control, Warm: cfg.warm(),
 		Progress: prepare.Progress(cfg.Driver.Progress), Log: log,
 	})
 	if err != nil {

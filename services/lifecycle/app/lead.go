@@ -15,6 +15,8 @@ import (
 // worker's lease. Two that do so at once for a moment do no harm, since the log decides, but each would ask everything twice.
 func (a *App) lead(ctx context.Context) error {
 	do := func(ctx context.Context) error {
+		a.leads.Store(true)
+		defer a.leads.Store(false)
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error { return a.heartbeat.Run(ctx, a.js) })
 		g.Go(func() error { return a.reconcile.Run(ctx) })

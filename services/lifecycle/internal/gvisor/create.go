@@ -19,8 +19,8 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
-// Create makes the sandbox. A sandbox that runs already is returned as it is; what an interrupted or dead one left is removed
-// first, the workspace apart. When it fails, nothing but the workspace is left.
+// Create makes the sandbox, or takes a warm one of its kind. A sandbox that runs already is returned as it is; what an interrupted or
+// dead one left is removed first, the workspace apart. When it fails, nothing but the workspace is left.
 func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created, error) {
 	if err := checkID(spec.ID); err != nil {
 		return runtime.Created{}, err
@@ -30,11 +30,11 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 		return runtime.Created{}, err
 	}
 	defer unlock()
-	if created, found, err := d.running(ctx, spec.ID); found || err != nil {
+	if created, found, err := d.running(ctx, spec); found || err != nil {
 		return created, err
 	}
 	if _, err := os.Lstat(d.dir(spec.ID)); !errors.Is(err, fs.ErrNotExist) {
-		if err := d.remove(ctx, spec.ID); err != nil {
+		if err := d.remove(ctx, d.at(spec.ID)); err != nil {
 			return runtime.Created{}, err
 		}
 	}
@@ -44,81 +44,102 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 		return runtime.Created{}, err
 	}
 	imageTook := time.Since(begin)
+	if created, ok := d.fromPool(ctx, spec, img, imageTook); ok {
+		return created, nil
+	}
 	space, err := d.o.Workspaces.Create(ctx, spec.ID, spec.WorkspaceBytes)
 	if err != nil {
 		return runtime.Created{}, err
 	}
 	created := runtime.Created{RuntimeID: runtimeID(spec.ID), ImageDigest: img.Digest}
 	created.Phases = []runtime.Phase{{Name: "image", Took: imageTook}, {Name: "workspace_file", Took: time.Since(begin) - imageTook}}
-	result, err := d.start(ctx, spec, img, space)
+	p := d.at(spec.ID)
+	result, err := d.start(ctx, p, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}, d.spec(p, spec, img, space), func() error { return nil })
 	if err != nil {
-		// The caller's time may be over; what was started is removed all the same.
-		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.o.ShutdownTimeout)
-		defer cancel()
-		if e := d.remove(after, spec.ID); e != nil {
-			d.o.Log.Error("a failed start left something behind; the next create or destroy removes it", "sandbox", spec.ID, "error", e)
-		}
+		d.undo(ctx, p, spec.ID)
 		return runtime.Created{}, err
 	}
 	created.Phases = append(created.Phases, phases(result)...)
 	return created, nil
 }
 
+// undo removes what a failed start has made. The caller's time may be over; what was started is removed all the same.
+func (d *Driver) undo(ctx context.Context, p place, id string) {
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.o.ShutdownTimeout)
+	defer cancel()
+	if err := d.remove(after, p); err != nil {
+		d.o.Log.Error("a failed start left something behind; the next create or destroy removes it", "sandbox", id, "error", err)
+	}
+}
+
 // keeperPID is the file that a keeper writes when its sandbox works and removes when it ends.
 const keeperPID = "keeper.pid"
 
-// running finds a sandbox that an earlier call has made and that lives. One whose keeper lives without answering may run
-// somebody's program: it is an error, and not for a create to remove.
-func (d *Driver) running(ctx context.Context, id string) (runtime.Created, bool, error) {
+// running finds a sandbox that an earlier call has made and that lives, or finishes one that it took and did not finish. One whose
+// keeper lives without answering may run somebody's program: it is an error, and not for a create to remove.
+func (d *Driver) running(ctx context.Context, spec runtime.Spec) (runtime.Created, bool, error) {
+	id := spec.ID
 	rec, err := readRecord(d.dir(id))
 	if err != nil {
 		return runtime.Created{}, false, nil //nolint:nilerr // without a record nothing was started
+	}
+	if rec.Warm != "" && !rec.Bound {
+		created, err := d.bind(ctx, spec, rec)
+		if err != nil {
+			// Nothing has run in it yet.
+			d.o.Log.Warn("a warm sandbox that was taken is removed", "sandbox", id, "error", err)
+		}
+		return created, err == nil, nil
 	}
 	hello, stop := context.WithTimeout(ctx, helloTimeout)
 	defer stop()
 	reply, err := d.client(id).Hello(hello, &toolboxv1.Hello{})
 	if err == nil && reply.GetAlive() {
-		return runtime.Created{RuntimeID: runtimeID(id), ImageDigest: rec.ImageDigest}, true, nil
+		return runtime.Created{RuntimeID: runtimeID(or(rec.Warm, id)), ImageDigest: rec.ImageDigest, Warm: rec.Warm != ""}, true, nil
 	}
 	_, noPID := os.Lstat(filepath.Join(d.dir(id), keeperPID))
-	if err != nil && noPID == nil && len(keepers(id)) > 0 {
+	if err != nil && noPID == nil && len(keepers(or(rec.Warm, id))) > 0 {
 		return runtime.Created{}, false, fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "the sandbox's toolbox does not answer").WithRetry(time.Second).Because(err)
 	}
 	return runtime.Created{}, false, nil
 }
 
-func (d *Driver) start(ctx context.Context, spec runtime.Spec, img image.Image, space string) (launch.Result, error) {
-	dir := d.dir(spec.ID)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+// start makes the directory and starts a keeper. The record and the place of the cgroup are there before the keeper is, so that whoever
+// finds the directory finds everything else; before is done between them.
+func (d *Driver) start(ctx context.Context, p place, rec record, spec launch.Spec, before func() error) (launch.Result, error) {
+	if err := os.Mkdir(p.dir, 0o700); err != nil {
 		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
 	}
-	if err := writeRecord(dir, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}); err != nil {
+	if err := writeRecord(p.dir, rec); err != nil {
 		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
 	}
-	group, err := d.openGroup(spec.ID)
+	group, err := d.openGroup(p.mark)
 	if err != nil {
 		return launch.Result{}, runtimeFault("the worker has no usable cgroups", err)
 	}
-	if err := group.Save(filepath.Join(dir, groupFile)); err != nil {
+	if err := group.Save(filepath.Join(p.dir, groupFile)); err != nil {
 		return launch.Result{}, runtimeFault("the worker's state directory cannot be written", err)
 	}
-	result, err := d.launch(ctx, d.spec(spec, img, space))
+	if err := before(); err != nil {
+		return launch.Result{}, err
+	}
+	result, err := d.launch(ctx, p.mark, spec)
 	if err != nil {
 		return launch.Result{}, err
 	}
 	if !result.OK {
 		reason := or(fault.Reason(result.Reason), fault.ReasonRuntimeFailed)
 		if reason == fault.ReasonStartDeadline {
-			return launch.Result{}, startDeadline(errors.New(d.keeperLog(spec.ID)))
+			return launch.Result{}, startDeadline(errors.New(keeperLog(p.dir)))
 		}
-		return launch.Result{}, fault.New(fault.Internal, reason, or(result.Message, "the sandbox could not be started on this host")).Because(errors.New(d.keeperLog(spec.ID)))
+		return launch.Result{}, fault.New(fault.Internal, reason, or(result.Message, "the sandbox could not be started on this host")).Because(errors.New(keeperLog(p.dir)))
 	}
 	return result, nil
 }
 
-func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec {
+func (d *Driver) spec(p place, s runtime.Spec, img image.Image, space string) launch.Spec {
 	return launch.Spec{
-		SandboxID: s.ID, RuntimeID: runtimeID(s.ID), Hostname: or(s.Hostname, "sandbox-"+ids.Short(s.ID)), Dir: d.dir(s.ID),
+		SandboxID: s.ID, RuntimeID: runtimeID(p.mark), Hostname: or(s.Hostname, "sandbox-"+ids.Short(p.mark)), Dir: p.dir,
 		Runsc: d.o.Runsc, Toolbox: d.o.Toolbox, Rootfs: img.Rootfs, OverlayBytes: d.o.OverlayBytes,
 		Workspace: space, WorkspaceBytes: or(s.WorkspaceBytes, workspace.DefaultBytes), MountPath: or(s.MountPath, DefaultMountPath), ImageEnv: img.Env, Env: maps.Clone(s.Env),
 		UID: d.o.UID, GID: d.o.GID, HostIDBase: d.o.HostIDBase, Rootless: d.rootless,
@@ -126,14 +147,14 @@ func (d *Driver) spec(s runtime.Spec, img image.Image, space string) launch.Spec
 		OpenFiles: d.o.OpenFiles, MaxExecs: d.o.MaxExecs, OutputCap: d.o.OutputCap, SpoolBytes: d.o.SpoolBytes,
 		// A keeper that gives up itself knows what hung and leaves nothing; it needs a moment for that.
 		StartTimeoutMs: uint64((d.o.StartTimeout * 3 / 4).Milliseconds()), //nolint:gosec // a timeout is positive
-		Control:        d.o.Control, Cgroup: d.cgroupName(s.ID),
+		Control:        d.o.Control, Cgroup: d.cgroupName(p.mark),
 	}
 }
 
 // keeperLog is the end of what the keeper said, for our log: it holds no value of an environment.
-func (d *Driver) keeperLog(id string) string {
+func keeperLog(dir string) string {
 	const most = 4096
-	data, err := os.ReadFile(filepath.Join(d.dir(id), logFile))
+	data, err := os.ReadFile(filepath.Join(dir, logFile))
 	if err != nil {
 		return fmt.Sprintf("no keeper log: %v", err)
 	}

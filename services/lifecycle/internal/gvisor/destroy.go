@@ -38,13 +38,14 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 		// The directory is made before anything else and removed after everything else.
 		return runtime.Usage{}, nil
 	}
-	held := hold(keepers(id))
+	p := d.at(id)
+	held := hold(keepers(p.mark))
 	defer closeAll(held)
 	usage, graceful := d.shutdown(ctx, id)
 	if !graceful {
 		usage = d.lastUsage(id)
 	}
-	if err := d.remove(ctx, id); err != nil {
+	if err := d.remove(ctx, p); err != nil {
 		return runtime.Usage{}, err
 	}
 	// A keeper that is ending by itself cannot be told by its environment any more, but by its descriptor.
@@ -53,7 +54,7 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 			return runtime.Usage{}, runtimeFault("the sandbox's keeper does not end", err)
 		}
 	}
-	d.reap(id)
+	d.reap(p.mark)
 	return usage, nil
 }
 
@@ -102,22 +103,25 @@ func (d *Driver) lastUsage(id string) runtime.Usage {
 	s := g.Stats()
 	u := runtime.Usage{CPUMillis: uint64(s.CPU.Milliseconds()), MemoryPeakBytes: s.MemoryPeak, Method: d.method(id)}
 	if rec, err := readRecord(d.dir(id)); err == nil {
+		u.CPUMillis = uint64(max(0, s.CPU-rec.CPUBefore).Milliseconds())
 		u.Uptime = time.Since(rec.CreatedAt)
 	}
 	return u
 }
 
-func (d *Driver) group(id string) (*cgroup.Group, error) {
-	if g, err := cgroup.Load(filepath.Join(d.dir(id), groupFile)); err == nil {
+func (d *Driver) group(id string) (*cgroup.Group, error) { return d.groupAt(d.at(id)) }
+
+func (d *Driver) groupAt(p place) (*cgroup.Group, error) {
+	if g, err := cgroup.Load(filepath.Join(p.dir, groupFile)); err == nil {
 		return g, nil
 	}
-	return d.openGroup(id)
+	return d.openGroup(p.mark)
 }
 
 // openGroup says where the sandbox's cgroup lies. Without root there may be no cgroups at all, and where there are some the keeper
 // may not be let: it does without then.
-func (d *Driver) openGroup(id string) (*cgroup.Group, error) {
-	g, err := cgroup.Open(d.cgroupName(id))
+func (d *Driver) openGroup(mark string) (*cgroup.Group, error) {
+	g, err := cgroup.Open(d.cgroupName(mark))
 	if err != nil && d.rootless {
 		return cgroup.None(), nil
 	}
@@ -126,24 +130,24 @@ func (d *Driver) openGroup(id string) (*cgroup.Group, error) {
 
 // remove ends the keeper and the sandbox by force, waits until they are gone, and removes the cgroup and the directory. Mounts and
 // loop devices belong to the mount namespace of the keeper and the sandbox and go with the last of them.
-func (d *Driver) remove(ctx context.Context, id string) error {
+func (d *Driver) remove(ctx context.Context, p place) error {
 	// The keeper first: it might start another process.
-	if err := endKeepers(ctx, id, goneTimeout); err != nil {
+	if err := endKeepers(ctx, p.mark, goneTimeout); err != nil {
 		return runtimeFault("the sandbox's keeper does not end", err)
 	}
 	if d.rootless {
-		if err := endProcesses(ctx, id, goneTimeout); err != nil {
+		if err := endProcesses(ctx, p.mark, goneTimeout); err != nil {
 			return runtimeFault("the sandbox's processes do not end", err)
 		}
 	}
-	g, err := d.group(id)
+	g, err := d.groupAt(p)
 	if err != nil {
 		return runtimeFault("the sandbox's cgroup cannot be found", err)
 	}
 	for try := 1; ; try++ {
 		// A process on its way into the group may have got there after the last look.
 		err = g.Kill(goneTimeout)
-		d.reap(id)
+		d.reap(p.mark)
 		err = errors.Join(err, g.Remove())
 		if err == nil {
 			break
@@ -152,10 +156,16 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 			return runtimeFault("the sandbox's processes do not end", err)
 		}
 	}
-	if err := d.waitUnmounted(ctx, id); err != nil {
-		return runtimeFault("the sandbox's workspace is still in use", err)
+	for _, path := range p.paths {
+		if err := d.waitUnmounted(ctx, path); err != nil {
+			return runtimeFault("the sandbox's workspace is still in use", err)
+		}
 	}
-	if err := os.RemoveAll(d.dir(id)); err != nil {
+	// That of a warm one which has become no sandbox's: nobody has written there.
+	if err := d.o.Workspaces.Drop(p.mark); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(p.dir); err != nil {
 		return runtimeFault("the sandbox's directory cannot be removed", err)
 	}
 	return nil
@@ -163,10 +173,10 @@ func (d *Driver) remove(ctx context.Context, id string) error {
 
 // waitUnmounted waits until no loop device has the workspace any more: the kernel frees it shortly after the last process of the
 // mount namespace is gone. A second sandbox on a workspace that is still mounted would destroy it.
-func (d *Driver) waitUnmounted(ctx context.Context, id string) error {
+func (d *Driver) waitUnmounted(ctx context.Context, workspace string) error {
 	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 	defer cancel()
-	path, err := filepath.EvalSymlinks(d.o.Workspaces.Path(id))
+	path, err := filepath.EvalSymlinks(workspace)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

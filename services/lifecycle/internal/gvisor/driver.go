@@ -24,6 +24,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/pool"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/prepare"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/workspace"
 	"github.com/sandtrail/sandtrail/toolbox/client"
@@ -58,7 +59,9 @@ type Options struct {
 	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; by default DefaultCgroup.
 	Cgroup string
 	// Control is launch.Spec.Control: how programs are run.
-	Control  string
+	Control string
+	// Warm is how many sandboxes are kept ready; whoever opens the driver runs Pool.
+	Warm     pool.Policy
 	Progress prepare.Progress
 	Log      *slog.Logger
 }
@@ -84,6 +87,7 @@ type Driver struct {
 	o Options
 	// rootless: this process is not root. Sandboxes live in user namespaces of its own, mostly without a cgroup.
 	rootless bool
+	pool     *pool.Pool
 	mu       sync.Mutex
 	locks    map[string]*idLock
 }
@@ -114,7 +118,9 @@ func New(o Options) (*Driver, error) {
 			return nil, fmt.Errorf("open the gVisor driver: %w", err)
 		}
 	}
-	return &Driver{o: o, rootless: os.Geteuid() != 0, locks: map[string]*idLock{}}, nil
+	d := &Driver{o: o, rootless: os.Geteuid() != 0, locks: map[string]*idLock{}}
+	d.pool = pool.New(o.Warm, d, o.Log, time.Now)
+	return d, nil
 }
 
 func or[T comparable](v, otherwise T) T {
@@ -131,6 +137,25 @@ func (d *Driver) dir(id string) string { return filepath.Join(d.o.StateDir, "san
 func runtimeID(id string) string { return "st" + strings.ReplaceAll(id, "-", "") }
 
 func (d *Driver) cgroupName(id string) string { return d.o.Cgroup + "/" + runtimeID(id) }
+
+// place is where a sandbox lies and what marks what it has on this host: its processes, its cgroup and its name for runsc.
+type place struct {
+	dir string
+	// mark is an id: the sandbox's, or that of the warm one that it was.
+	mark string
+	// paths are those that its workspace may have.
+	paths []string
+}
+
+// at is the place of a sandbox. What it was before stands in its record, which is written before anything else of it is made.
+func (d *Driver) at(id string) place {
+	rec, _ := readRecord(d.dir(id))
+	p := place{dir: d.dir(id), mark: or(rec.Warm, id), paths: []string{d.o.Workspaces.Path(id)}}
+	if rec.Warm != "" {
+		p.paths = append(p.paths, d.o.Workspaces.WarmPath(rec.Warm))
+	}
+	return p
+}
 
 func (d *Driver) client(id string) *client.Client {
 	return client.New(client.KeeperDialer(d.o.StateDir, id), "")
@@ -189,7 +214,7 @@ func (d *Driver) Inspect(ctx context.Context, id string) (runtime.Status, error)
 		}
 		return st, nil
 	}
-	if len(keepers(id)) > 0 {
+	if len(keepers(d.at(id).mark)) > 0 {
 		return st, fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "the sandbox's toolbox does not answer").WithRetry(time.Second).Because(err)
 	}
 	st.Reason, st.Message = string(fault.ReasonSandboxLost), "the sandbox is gone: its host restarted or its keeper was killed"

@@ -16,14 +16,14 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
-// keeperEnv marks a keeper with its sandbox's id, so that it can be found by the kernel's own record of it whatever was or was
+// keeperEnv marks a keeper with its place's mark, so that it can be found by the kernel's own record of it whatever was or was
 // not yet written to disk.
 const keeperEnv = "SANDTRAIL_KEEPER="
 
 // launch starts a keeper that does not depend on this process: a session and namespaces of its own, and no descriptor of
 // ours but the two pipes of the handshake. It returns the keeper's answer, or an error when none came in time; what was started
 // then is for the caller to remove.
-func (d *Driver) launch(ctx context.Context, spec launch.Spec) (launch.Result, error) {
+func (d *Driver) launch(ctx context.Context, mark string, spec launch.Spec) (launch.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.o.StartTimeout)
 	defer cancel()
 	input, err := json.Marshal(spec)
@@ -42,7 +42,7 @@ func (d *Driver) launch(ctx context.Context, spec launch.Spec) (launch.Result, e
 	defer answer.Close()
 	cmd := exec.Command(d.o.Toolbox, "keeper")
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", keeperEnv + spec.SandboxID}
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", keeperEnv + mark}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), out, log
 	cmd.SysProcAttr = launch.Attributes(d.rootless)
 	err = cmd.Start()

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/services/lifecycle/internal/pool"
 )
 
 const (
@@ -28,6 +29,12 @@ type record struct {
 	Tenant      string    `json:"tenant"`
 	ImageDigest string    `json:"image_digest"`
 	CreatedAt   time.Time `json:"created_at"`
+	// Warm is the id that it had as a warm sandbox, and still has on the host; empty for one that never was. Class is what it was kept for.
+	Warm  string      `json:"warm,omitempty"`
+	Class *pool.Class `json:"class,omitempty"`
+	// Bound: it is the sandbox whose directory it lies in, whole. CPUBefore is what it had used when it became that.
+	Bound     bool          `json:"bound,omitempty"`
+	CPUBefore time.Duration `json:"cpu_before,omitempty"`
 }
 
 func readRecord(dir string) (record, error) {

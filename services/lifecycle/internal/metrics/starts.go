@@ -44,6 +44,7 @@ const (
 
 var (
 	readySeconds = prometheus.NewDesc("sandtrail_sandbox_ready_seconds", "From the request of a sandbox of this worker to ready, by the log.", nil, nil)
+	warmTotal    = prometheus.NewDesc("sandtrail_sandbox_warm_total", "Sandboxes of this worker that became ready by taking a warm one instead of a cold start, by the log; all are the count of sandtrail_sandbox_ready_seconds.", nil, nil)
 	failedTotal  = prometheus.NewDesc("sandtrail_sandbox_failed_total", "Sandboxes of this worker that did not start or ended by themselves, by the log.", []string{"reason"}, nil)
 )
 
@@ -72,9 +73,11 @@ type counts struct {
 	// Seq is the last event that is in it.
 	Seq uint64 `json:"seq"`
 	// Ready counts by bounds, each without those below, and one more for what is over all.
-	Ready   []uint64          `json:"ready"`
-	Seconds float64           `json:"seconds"`
-	Failed  map[string]uint64 `json:"failed"`
+	Ready   []uint64 `json:"ready"`
+	Seconds float64  `json:"seconds"`
+	// Warm are those of Ready that took a warm sandbox.
+	Warm   uint64            `json:"warm,omitempty"`
+	Failed map[string]uint64 `json:"failed"`
 }
 
 func (c *counts) clone() *counts {
@@ -135,6 +138,9 @@ func (s *Starts) Apply(ctx context.Context, e envelope.Recorded) error {
 			i, _ := slices.BinarySearch(bounds, took)
 			c.Ready[i]++
 			c.Seconds += took
+			if b.GetWarm() {
+				c.Warm++
+			}
 		})
 	}
 	if before.worker != s.worker {
@@ -249,6 +255,7 @@ func (s *Starts) load(ctx context.Context) error {
 // Describe implements prometheus.Collector.
 func (s *Starts) Describe(to chan<- *prometheus.Desc) {
 	to <- readySeconds
+	to <- warmTotal
 	to <- failedTotal
 }
 
@@ -263,6 +270,7 @@ func (s *Starts) Collect(to chan<- prometheus.Metric) {
 	}
 	n += c.Ready[len(bounds)]
 	to <- prometheus.MustNewConstHistogram(readySeconds, n, c.Seconds, cumulative)
+	to <- prometheus.MustNewConstMetric(warmTotal, prometheus.CounterValue, float64(c.Warm))
 	for _, reason := range reasons {
 		to <- prometheus.MustNewConstMetric(failedTotal, prometheus.CounterValue, float64(c.Failed[reason]), reason)
 	}

@@ -67,7 +67,9 @@ func failed(at time.Duration, reason fault.Reason) step {
 type shown struct {
 	ready, withinASecond uint64
 	seconds              float64
-	failed               map[string]float64
+	// warm of those that were ready took a warm sandbox.
+	warm   float64
+	failed map[string]float64
 }
 
 func show(t *testing.T, c prometheus.Collector) shown {
@@ -79,6 +81,10 @@ func show(t *testing.T, c prometheus.Collector) shown {
 	out := shown{failed: map[string]float64{}}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
+			if f.GetName() == "sandtrail_sandbox_warm_total" {
+				out.warm = m.GetCounter().GetValue()
+				continue
+			}
 			if f.GetType() == dto.MetricType_COUNTER {
 				if v := m.GetCounter().GetValue(); v > 0 {
 					out.failed[m.GetLabel()[0].GetValue()] = v
@@ -132,13 +138,13 @@ func TestStartsAreCountedOnceOverRestartsAndReplays(t *testing.T) {
 	log := jslog.New(f.JS)
 	record(t, log, "w1", started("w1", 500*time.Millisecond)...)
 	record(t, log, "w1", append(started("w1", time.Second), failed(time.Hour, fault.ReasonSandboxLost))...)
-	record(t, log, "w1", started("w1", 400*time.Second)...)
+	record(t, log, "w1", step{time.Second, sandbox.Start{Worker: "w1", Attempt: 1}}, step{400 * time.Second, sandbox.MarkReady{Worker: "w1", Hostname: "h", Warm: true}})
 	record(t, log, "w1", failed(time.Second, fault.ReasonImageNotFound))
 	record(t, log, "w1", failed(time.Second, "a reason of a newer version"))
 	record(t, log, "w2", started("w2", time.Second)...)
 	record(t, log, "w2", failed(time.Second, fault.ReasonImageNotFound))
 	want := shown{
-		ready: 3, withinASecond: 2, seconds: 401.5,
+		ready: 3, withinASecond: 2, seconds: 401.5, warm: 1,
 		failed: map[string]float64{"sandbox_lost": 1, "image_not_found": 1, "other": 1},
 	}
 	s, r, stop := follow(t, f, "w1")

@@ -126,15 +126,9 @@ func (s *Store) Create(ctx context.Context, id string, size uint64) (string, err
 	if err := s.otherKind(id); err != nil {
 		return "", err
 	}
-	if err := s.checkFree(); err != nil {
+	from, err := s.empty(ctx, size)
+	if err != nil {
 		return "", err
-	}
-	from, pooled := s.take(size)
-	if !pooled {
-		from = filepath.Join(s.o.Dir, poolDir, ids.New()+".new")
-		if err := s.prepare(ctx, from, size); err != nil {
-			return "", err
-		}
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EEXIST) {
@@ -146,6 +140,18 @@ func (s *Store) Create(ctx context.Context, id string, size uint64) (string, err
 		return "", diskFault(fmt.Errorf("create workspace: %w", err))
 	}
 	return shown(path), nil
+}
+
+// empty gives an empty workspace that is nobody's yet.
+func (s *Store) empty(ctx context.Context, size uint64) (string, error) {
+	if err := s.checkFree(); err != nil {
+		return "", err
+	}
+	if path, ok := s.take(size); ok {
+		return path, nil
+	}
+	path := filepath.Join(s.o.Dir, poolDir, ids.New()+".new")
+	return path, s.prepare(ctx, path, size)
 }
 
 func (s *Store) prepare(ctx context.Context, path string, size uint64) error {

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,7 +35,7 @@ func (r *Rig) Members() []Member {
 	}
 	mine := map[string]string{}
 	for _, id := range ids {
-		mine["st"+strings.ReplaceAll(id.Name(), "-", "")] = id.Name()
+		mine["st"+strings.ReplaceAll(r.mark(id.Name()), "-", "")] = id.Name()
 	}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -46,14 +47,26 @@ func (r *Rig) Members() []Member {
 		if err != nil {
 			continue
 		}
-		if id, ok := keeperOf(pid); ok && mine["st"+strings.ReplaceAll(id, "-", "")] != "" {
-			all = append(all, Member{Sandbox: id, Part: Keeper, PID: pid})
+		if mark, ok := keeperOf(pid); ok && mine["st"+strings.ReplaceAll(mark, "-", "")] != "" {
+			all = append(all, Member{Sandbox: mine["st"+strings.ReplaceAll(mark, "-", "")], Part: Keeper, PID: pid})
 		} else if id, ok := sentryOf(pid, mine); ok {
 			all = append(all, Member{Sandbox: id, Part: Sentry, PID: pid})
 		}
 	}
 	slices.SortFunc(all, func(a, b Member) int { return strings.Compare(a.Sandbox+string(a.Part), b.Sandbox+string(b.Part)) })
 	return all
+}
+
+// mark is what the processes of a sandbox carry: its id, or that of the warm one that it was.
+func (r *Rig) mark(id string) string {
+	var record struct {
+		Warm string `json:"warm"`
+	}
+	data, err := os.ReadFile(filepath.Join(r.State, "sandboxes", id, "sandbox.json"))
+	if err != nil || json.Unmarshal(data, &record) != nil || record.Warm == "" {
+		return id
+	}
+	return record.Warm
 }
 
 // keeperOf reads the mark that the driver puts into a keeper's environment. What a keeper starts has it too, under another name.
