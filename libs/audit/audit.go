@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"io"
 	"strings"
 
@@ -48,7 +49,7 @@ func Each(ctx context.Context, s Source, fn func(*Entry) error) error {
 	defer s.Close()
 	for {
 		batch, err := s.Next(ctx)
-		if err == io.EOF { //nolint:errorlint // as of io.Reader
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

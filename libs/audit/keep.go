@@ -51,7 +51,8 @@ func (w Writer) Sign(ctx context.Context) (Checkpoint, error) {
 		if err != nil {
 			last = Checkpoint{}
 		}
-		if log.LastSeq == last.Seq && last.Size+1 >= last.Seq {
+		// Somebody else may have signed since the log was asked where it ends.
+		if last.Size >= log.LastSeq || last.Seq == log.LastSeq && last.Size+1 == last.Seq {
 			return last, nil
 		}
 		next, err := w.step(ctx, log, last)
@@ -111,7 +112,7 @@ func damage(seq uint64, err error) error {
 // record appends it behind the last checkpoint.
 func (w Writer) record(ctx context.Context, c Checkpoint, tail eventlog.Tail) (Checkpoint, error) {
 	e := envelope.Event{
-		Meta: envelope.Meta{ID: ids.Derive("signed", c.LogID, fmt.Sprint(c.Size), c.Note), Actor: w.Actor, Time: c.Time},
+		Meta: envelope.Meta{ID: ids.Derive("signed", c.LogID, fmt.Sprint(tail.Seq), c.Note), Actor: w.Actor, Time: c.Time},
 		Body: c.Event(),
 	}
 	stored, err := w.Log.Append(ctx, c.Aggregate(), tail, e)

@@ -37,9 +37,11 @@ type fileKey struct{ private ed25519.PrivateKey }
 func (k fileKey) Public() ed25519.PublicKey {
 	return ed25519.PublicKey(k.private[ed25519.SeedSize:])
 }
+
 func (k fileKey) Sign(_ context.Context, text []byte) ([]byte, error) {
 	return ed25519.Sign(k.private, text), nil
 }
+
 func (fileKey) String() string   { return "[redacted]" }
 func (fileKey) GoString() string { return "[redacted]" }
 

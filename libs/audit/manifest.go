@@ -67,7 +67,7 @@ func decodeJSON(b []byte, v any) error {
 	if err := d.Decode(v); err != nil {
 		return errors.New("it cannot be read")
 	}
-	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // as of io.Reader
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("something stands behind its end")
 	}
 	return nil

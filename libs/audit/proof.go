@@ -118,7 +118,8 @@ func (p *prover) find(ctx context.Context, open Opener) error {
 		case e.Seq == p.seq:
 			found = true
 			p.p.Event = provenEvent(e)
-			p.p.Previous, _ = hex.DecodeString(last) //nolint:errcheck // what is no digest proves nothing, as Check says
+			// What is no digest proves nothing, as Check then says.
+			p.p.Previous, _ = hex.DecodeString(last)
 		case e.Subject == p.subject && e.Seq < p.seq:
 			last = envelope.ReadHead(e.Headers).Digest
 		}
@@ -286,7 +287,7 @@ func DecodeProof(b []byte) (Proof, error) {
 	if err := d.Decode(&p); err != nil {
 		return p, fmt.Errorf("%w: it cannot be read", ErrProof)
 	}
-	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // as of io.Reader
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return p, fmt.Errorf("%w: something stands behind its end", ErrProof)
 	}
 	return p, nil

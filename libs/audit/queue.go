@@ -5,6 +5,9 @@ import (
 	"io"
 )
 
+// compactAt is how many places of taken leaves are kept until they are given back.
+const compactAt = 1 << 14
+
 // queue holds leaves that are not in the tree yet, first in, first out.
 type queue struct {
 	all  [][]byte
@@ -17,7 +20,7 @@ func (q *queue) push(leaf []byte) { q.all = append(q.all, leaf) }
 func (q *queue) pop() []byte {
 	leaf := q.all[q.from]
 	q.all[q.from] = nil
-	if q.from++; q.from == len(q.all) || q.from > maxLate {
+	if q.from++; q.from == len(q.all) || q.from > compactAt {
 		q.all = q.all[:copy(q.all, q.all[q.from:])]
 		q.from = 0
 	}
@@ -25,7 +28,7 @@ func (q *queue) pop() []byte {
 }
 
 // batches is how many batches are read ahead.
-const batches = 4
+const batches = 2
 
 // ahead reads a source in a goroutine of its own, so that reading and checking each have a processor.
 type ahead struct {
@@ -74,7 +77,8 @@ func (a *ahead) Next(ctx context.Context) ([]Entry, error) {
 // Close waits for the goroutine: the source is its own until then.
 func (a *ahead) Close() {
 	a.stop()
-	for range a.got { //nolint:revive // what was read ahead is not wanted any more
+	for open := true; open; {
+		_, open = <-a.got
 	}
 	a.s.Close()
 }

@@ -72,6 +72,9 @@ func readSegment(raw []byte) ([]Entry, error) {
 	text := string(rest)
 	var all []Entry
 	for at := 0; at < len(rest); {
+		if len(all) == segmentEvents {
+			return all, fmt.Errorf("it has more than %d events", segmentEvents)
+		}
 		e, n, err := readEntry(rest[at:], text[at:])
 		if err != nil {
 			return all, fmt.Errorf("event %d of the segment: %w", len(all)+1, err)

@@ -287,3 +287,28 @@ func foreignCheckpoint(t *testing.T, w *world) Entry {
 	require.NotEqual(t, w.open().ID, body.GetLogId())
 	return e
 }
+
+// However few leaves wait, what was signed is compared, and a hole that is longer than that is one hole.
+func TestAHoleMayBeLongerThanWhatWaits(t *testing.T) {
+	w := recorded(t)
+	entries := w.entries()
+	run := func(late uint64, entries []Entry) Report {
+		v := NewVerifier(Options{Keys: w.keys})
+		defer v.Close()
+		v.late = late
+		r, err := Verify(t.Context(), &list{slices.Clone(entries)}, v)
+		require.NoError(t, err)
+		return r
+	}
+	for _, late := range []uint64{0, 1, 2, 5, 100} {
+		r := run(late, entries)
+		require.True(t, r.OK(), "%d: %v", late, show(r))
+		require.EqualValues(t, 2, r.Checkpoints)
+	}
+	for _, late := range []uint64{3, 100} {
+		r := run(late, slices.Delete(slices.Clone(entries), 2, 8))
+		hasAll(t, r, []want{{Removed, onA, 3}})
+		require.Equal(t, map[Kind]int{Removed: 3}, r.Total, "%v", show(r))
+		require.EqualValues(t, 1, r.Checkpoints, "the tree goes on from what was signed")
+	}
+}

@@ -61,6 +61,8 @@ type Verifier struct {
 	tree   *tree
 	whole  bool
 	leaves queue
+	// late is maxLate.
+	late uint64
 	// last sequence.
 	last uint64
 	// holes are where sequences are missing, newest last.
@@ -87,7 +89,7 @@ func NewVerifier(o Options) *Verifier {
 		return compare(a.Size, b.Size)
 	})
 	return &Verifier{
-		o: o, heads: newHeads(o.Dir), tree: newTree(), whole: true, breaks: map[string]*brokenEvent{}, since: 1,
+		o: o, heads: newHeads(o.Dir), tree: newTree(), whole: true, late: maxLate, breaks: map[string]*brokenEvent{}, since: 1,
 		r: Report{SignaturesChecked: len(o.Keys) > 0},
 	}
 }
@@ -122,7 +124,7 @@ func (v *Verifier) Add(e *Entry) error {
 	if isCheckpoint(e.Subject) {
 		v.checkpoint(e)
 	}
-	v.advance(maxLate)
+	v.advance(v.late)
 	if v.o.Progress != nil && v.r.Events&0xfff == 0 {
 		v.o.Progress(v.last)
 	}
@@ -199,7 +201,7 @@ func (v *Verifier) follows(previous []byte, h *envelope.Head, data, digest []byt
 
 // skip leaves out leaves that are missing: the tree goes on from the next signed range.
 func (v *Verifier) skip(n uint64) {
-	if n > maxLate {
+	if n > v.late {
 		v.advance(0)
 		v.last += n
 		v.whole = false

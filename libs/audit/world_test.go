@@ -137,6 +137,7 @@ func (l *list) Next(context.Context) ([]Entry, error) {
 	l.left = l.left[n:]
 	return batch, nil
 }
+
 func (*list) Close() {}
 
 func lists(entries []Entry) Opener {
