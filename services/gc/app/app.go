@@ -166,7 +166,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	return a, err
 }
 
-// Once makes one pass and returns what is over. Unless dryRun the commands to remove it are sent when it returns; the findings
+// Once makes one pass, signs the log where it has a key, and returns what is over. Unless dryRun the commands to remove it are sent when it returns; the findings
 // are good even where an error tells that not everything was looked at.
 func (a *App) Once(ctx context.Context, dryRun bool) ([]Finding, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -180,7 +180,11 @@ func (a *App) Once(ctx context.Context, dryRun bool) ([]Finding, error) {
 	}
 	found, err := a.pass(ctx, set, dryRun)
 	old, failed := a.views(ctx, dryRun)
-	return append(found, old...), errors.Join(err, failed)
+	err = errors.Join(err, failed)
+	if a.signer != nil && !dryRun {
+		err = errors.Join(err, a.signer.sign(ctx))
+	}
+	return append(found, old...), err
 }
 
 // views takes out the views of what has long been over.

@@ -56,7 +56,7 @@ func (s *signer) run(ctx context.Context) error {
 	kv, err := s.js.KeyValue(ctx, topology.BucketLease)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it ends
+			return nil
 		}
 		return fmt.Errorf("open the bucket of leases: %w", err)
 	}
@@ -66,18 +66,24 @@ func (s *signer) run(ctx context.Context) error {
 	})
 }
 
+// sign signs what is new, once.
+func (s *signer) sign(ctx context.Context) error {
+	c, err := s.writer.Sign(ctx)
+	switch {
+	case err == nil:
+		s.signed.Set(float64(c.Size))
+	case ctx.Err() == nil:
+		s.failed.Inc()
+		s.log.Warn("the log was not signed", "error", err)
+	}
+	return err
+}
+
 func (s *signer) loop(ctx context.Context) {
 	tick := time.NewTicker(s.every)
 	defer tick.Stop()
 	for {
-		c, err := s.writer.Sign(ctx)
-		switch {
-		case err == nil:
-			s.signed.Set(float64(c.Size))
-		case ctx.Err() == nil:
-			s.failed.Inc()
-			s.log.Warn("the log was not signed", "error", err)
-		}
+		_ = s.sign(ctx) // what failed was told, and is tried again
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

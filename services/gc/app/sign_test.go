@@ -56,6 +56,28 @@ func TestTheLogIsSignedByOneOfSeveral(t *testing.T) {
 	require.LessOrEqual(t, r.Checkpoints, uint64(4), "nothing is signed where nothing happens")
 }
 
+// A scheduled pass signs too, and one that only looks does not.
+func TestOnePassSignsTheLog(t *testing.T) {
+	w := newWorld(t)
+	w.live()
+	key := filepath.Join(t.TempDir(), "audit.pem")
+	a, err := app.New(t.Context(), app.Config{AuditKeyFile: key}, app.Deps{NC: w.f.NC, Log: slog.New(slog.DiscardHandler), Now: w.now})
+	require.NoError(t, err)
+	signed := func() uint64 {
+		log, err := audit.OpenLog(t.Context(), w.f.JS)
+		require.NoError(t, err)
+		c, _, err := audit.Latest(t.Context(), log, nil)
+		require.NoError(t, err)
+		return c.Size
+	}
+	_, err = a.Once(t.Context(), true)
+	require.NoError(t, err)
+	require.Zero(t, signed())
+	_, err = a.Once(t.Context(), false)
+	require.NoError(t, err)
+	require.Positive(t, signed())
+}
+
 func TestWithoutAKeyNothingIsSigned(t *testing.T) {
 	f := natstest.Start(t)
 	_, err := app.New(t.Context(), app.Config{SignEvery: -1}, app.Deps{NC: f.NC, Log: slog.New(slog.DiscardHandler)})
