@@ -48,6 +48,7 @@ func All() []Figure {
 		{"log", appends},
 		{"replay", replay},
 		{"projection", projected},
+		{"audit", audited},
 		{"idle-after", idleAfter},
 	}
 }

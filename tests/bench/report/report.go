@@ -48,6 +48,11 @@ func AtMost(v float64) Target {
 	return Target{fmt.Sprintf("<= %g", v), func(row Row) bool { return row.Ours <= v }}
 }
 
+// AtLeast asks for at least v in the row's unit.
+func AtLeast(v float64) Target {
+	return Target{fmt.Sprintf(">= %g", v), func(row Row) bool { return row.Ours >= v }}
+}
+
 // Ratio is ours by the baseline; NaN without one.
 func (r Row) Ratio() float64 { return r.Ours / r.Baseline }
 
