@@ -136,6 +136,7 @@ func (c Config) Validate() error {
 		check(c.DriverName != DriverGVisor || c.StateDir != "", "state directory: must be set for the worker role")
 		if c.DriverName == DriverKube {
 			errs = append(errs, c.Kube.mistakes()...)
+			check(c.Warm.Max == 0, "warm max: the driver %s keeps no sandboxes ready", DriverKube)
 		}
 		errs = append(errs, c.warm().Validate())
 		check(c.SealKeyFile != "", "seal key file: must be set for the worker role")

@@ -58,6 +58,8 @@ func TestTheConfigurationOfAClusterIsCheckedBeforeAnythingBegins(t *testing.T) {
 	for _, part := range []string{"seal key file:", "agent CA:", "agent certificate:", "agent key:", "cluster file:"} {
 		require.ErrorContains(t, err, part)
 	}
+	missing.Warm.Max = 1
+	require.ErrorContains(t, missing.Validate(), "warm max:")
 	require.ErrorContains(t, app.Config{DriverName: "docker"}.Validate(), "driver:")
 
 	wrong := kubeConfig(t, clusterFile)

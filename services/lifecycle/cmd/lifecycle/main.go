@@ -40,7 +40,7 @@ type flags struct {
 	KeepWorkspace time.Duration `default:"24h" help:"How long the workspace of a destroyed sandbox stays."`
 	OrphanGrace   time.Duration `default:"2m" help:"How long something that runs here and that the log does not know is left alone."`
 	Pool          int           `default:"4" help:"Empty workspaces of the usual size kept ready, so that a create only renames one."`
-	WarmMax       int           `default:"0" help:"Sandboxes kept ready for creates, of all kinds together; 0 for none (worker role)."`
+	WarmMax       int           `default:"0" help:"Sandboxes kept ready for creates, of all kinds together; 0 for none (driver gvisor)."`
 	WarmMin       int           `help:"Sandboxes kept ready of each kind that was asked for lately (worker role)."`
 	WarmHitRate   float64       `default:"0.9" help:"Part of creates that is to find one ready; between the minimum and the maximum their number follows it (worker role)."`
 	WarmIdle      time.Duration `default:"10m" help:"How long a kind is kept ready that nobody asks for (worker role)."`

@@ -161,14 +161,24 @@ func (d *Driver) remove(ctx context.Context, p place) error {
 			return runtimeFault("the sandbox's workspace is still in use", err)
 		}
 	}
-	// That of a warm one which has become no sandbox's: nobody has written there.
-	if err := d.o.Workspaces.Drop(p.mark); err != nil {
+	if err := d.leaveWorkspace(p); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(p.dir); err != nil {
 		return runtimeFault("the sandbox's directory cannot be removed", err)
 	}
 	return nil
+}
+
+// leaveWorkspace removes what a warm one has that became no sandbox's: nobody has written there. What has become one's is kept, also
+// where the host lost power between two file systems and it lies where it was.
+func (d *Driver) leaveWorkspace(p place) error {
+	if p.id != "" && !d.o.Workspaces.Exists(p.id) {
+		if _, err := os.Lstat(d.o.Workspaces.WarmPath(p.mark)); err == nil {
+			return d.o.Workspaces.Adopt(p.mark, p.id)
+		}
+	}
+	return d.o.Workspaces.Drop(p.mark)
 }
 
 // waitUnmounted waits until no loop device has the workspace any more: the kernel frees it shortly after the last process of the

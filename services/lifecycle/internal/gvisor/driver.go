@@ -145,6 +145,8 @@ type place struct {
 	mark string
 	// paths are those that its workspace may have.
 	paths []string
+	// id is that of the sandbox which a warm one has become whole; empty otherwise.
+	id string
 }
 
 // at is the place of a sandbox. What it was before stands in its record, which is written before anything else of it is made.
@@ -153,6 +155,9 @@ func (d *Driver) at(id string) place {
 	p := place{dir: d.dir(id), mark: or(rec.Warm, id), paths: []string{d.o.Workspaces.Path(id)}}
 	if rec.Warm != "" {
 		p.paths = append(p.paths, d.o.Workspaces.WarmPath(rec.Warm))
+		if rec.Bound {
+			p.id = id
+		}
 	}
 	return p
 }

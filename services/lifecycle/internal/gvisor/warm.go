@@ -140,33 +140,38 @@ func (d *Driver) Warm(ctx context.Context) ([]pool.Item, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if ids.Valid(e.Name()) {
-			all = append(all, d.warmItem(ctx, e.Name()))
+		if !ids.Valid(e.Name()) {
+			continue
+		}
+		if item, ok := d.warmItem(ctx, e.Name()); ok {
+			all = append(all, item)
 		}
 	}
 	return all, nil
 }
 
-// warmItem looks at one under its lock: without it a create may be taking it, or it is being made.
-func (d *Driver) warmItem(ctx context.Context, w string) pool.Item {
-	item := pool.Item{ID: w}
+// warmItem looks at one under its lock: without it a create may be taking it, or another process is making it. False: that one is not
+// known for anything yet.
+func (d *Driver) warmItem(ctx context.Context, w string) (pool.Item, bool) {
 	limited, cancel := context.WithTimeout(ctx, takeTimeout)
 	defer cancel()
-	unlock, err := d.lock(limited, w)
-	if err != nil {
-		return item
+	unlock, locked := d.lock(limited, w)
+	if locked == nil {
+		defer unlock()
 	}
-	defer unlock()
 	p := d.warmAt(w)
+	item := pool.Item{ID: w}
 	rec, err := readRecord(p.dir)
-	if err != nil || rec.Warm != w || rec.Class == nil {
-		item.Dead = true
-		return item
+	known := err == nil && rec.Warm == w && rec.Class != nil
+	if known {
+		item.Class = *rec.Class
 	}
-	item.Class = *rec.Class
-	item.Ready = waiting(limited, p)
+	if locked != nil {
+		return item, known
+	}
+	item.Ready = known && waiting(limited, p)
 	item.Dead = !item.Ready
-	return item
+	return item, true
 }
 
 // waiting: its toolbox answers, and it is nobody's.

@@ -222,6 +222,31 @@ func TestKilledClaim(t *testing.T) {
 	}
 }
 
+// TestAWorkspaceThatWasWrittenIsNeverDropped: where a host lost power, the rename of a workspace may be undone and the claim's end not.
+func TestAWorkspaceThatWasWrittenIsNeverDropped(t *testing.T) {
+	s := spec()
+	h := newHost(t, t.TempDir(), warmed(1, s))
+	pass(t, h)
+	require.True(t, create(t, h, s).Warm)
+	_, _, err := h.exec(bounded(t), s.ID, "echo kept > /workspace/mark; sync")
+	require.NoError(t, err)
+	p := h.at(s.ID)
+	require.NoError(t, endKeepers(bounded(t), p.mark, goneTimeout))
+	// Both are STATE/workspaces/NAME, the one of a directory the entry above what is shown.
+	from, to := h.o.Workspaces.Path(s.ID), h.o.Workspaces.WarmPath(p.mark)
+	if rootless {
+		from, to = filepath.Dir(from), filepath.Dir(to)
+	}
+	require.NoError(t, os.Rename(from, to))
+	_, err = h.Destroy(bounded(t), s.ID)
+	require.NoError(t, err)
+	require.True(t, h.o.Workspaces.Exists(s.ID))
+	create(t, h, s)
+	out, _, err := h.exec(bounded(t), s.ID, "cat /workspace/mark")
+	require.NoError(t, err)
+	require.Equal(t, "kept\n", out)
+}
+
 // TestAWarmSandboxThatDiesIsNotTaken: nor is anything left of it, and the create is a cold one.
 func TestAWarmSandboxThatDiesIsNotTaken(t *testing.T) {
 	s := spec()
