@@ -32,6 +32,11 @@ func TestRootless(t *testing.T) {
 		"TestLimits", "TestLimitsInTheBackground", "TestOnlyItsProcesses")
 }
 
+// TestRootlessPool: the same of warm sandboxes.
+func TestRootlessPool(t *testing.T) {
+	runAsUser(t, nil, "TestAClaimedSandboxIsFreshAndItsOwn", "TestAWarmSandboxThatDiesIsNotTaken", "TestAWorkspaceThatWasWrittenIsNeverDropped")
+}
+
 // delegated is set in the process of a common user who was given cgroups.
 const delegated = "SANDTRAIL_TEST_DELEGATED"
 

@@ -28,8 +28,12 @@ import (
 // is bound. On the host it keeps the mark of w, which stands in the record all along.
 const warmDir = "sandboxes/.warm"
 
-// takeTimeout bounds what a create spends on one warm sandbox before it goes on without.
-const takeTimeout = 2 * time.Second
+const (
+	// takeTimeout bounds what a create spends on a warm sandbox that does not answer before it goes on without.
+	takeTimeout = 2 * time.Second
+	// bindTimeout bounds the rest of it for one that does: a host on which it takes longer would take far longer for a cold start.
+	bindTimeout = 10 * time.Second
+)
 
 var _ pool.Source = (*Driver)(nil)
 
@@ -203,9 +207,9 @@ func (d *Driver) fromPool(ctx context.Context, spec runtime.Spec, img image.Imag
 
 // take makes the warm sandbox w the sandbox of spec, if its toolbox answers. The caller holds the lock of the sandbox.
 func (d *Driver) take(ctx context.Context, spec runtime.Spec, w string, class pool.Class) (runtime.Created, error) {
-	ctx, cancel := context.WithTimeout(ctx, takeTimeout)
+	limited, cancel := context.WithTimeout(ctx, takeTimeout)
 	defer cancel()
-	unlock, err := d.lock(ctx, w)
+	unlock, err := d.lock(limited, w)
 	if err != nil {
 		return runtime.Created{}, err
 	}
@@ -215,7 +219,7 @@ func (d *Driver) take(ctx context.Context, spec runtime.Spec, w string, class po
 	if err != nil {
 		return runtime.Created{}, err
 	}
-	if rec.Class == nil || rec.Class.Key != class.Key || !waiting(ctx, p) || d.o.Workspaces.Exists(spec.ID) {
+	if rec.Class == nil || rec.Class.Key != class.Key || !waiting(limited, p) || d.o.Workspaces.Exists(spec.ID) {
 		return runtime.Created{}, fault.New(fault.FailedPrecondition, fault.ReasonIllegalState, "it does not answer, or is of another class")
 	}
 	if err := os.Rename(p.dir, d.dir(spec.ID)); err != nil {
@@ -230,7 +234,7 @@ func (d *Driver) take(ctx context.Context, spec runtime.Spec, w string, class po
 
 // bind finishes what the rename began. It may be repeated.
 func (d *Driver) bind(ctx context.Context, spec runtime.Spec, rec record) (runtime.Created, error) {
-	ctx, cancel := context.WithTimeout(ctx, takeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, bindTimeout)
 	defer cancel()
 	if err := d.o.Workspaces.Adopt(rec.Warm, spec.ID); err != nil {
 		return runtime.Created{}, err
