@@ -77,6 +77,48 @@ var catalog = []Entry{
 		"`tenant_id` is not the credential's tenant", "leave it out",
 	},
 	{
+		ReasonScope,
+		[]Code{PermissionDenied},
+		RetryNever,
+		"the credential does not have a scope that the call needs; the message names it", "use a key with that scope",
+	},
+	{
+		ReasonTenantNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no such tenant", "create it: `sandtrail tenant create`",
+	},
+	{
+		ReasonKeyNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"the tenant has no such key", "list them: `sandtrail key ls`",
+	},
+	{
+		ReasonMalformed,
+		[]Code{InvalidArgument},
+		RetryNever,
+		"the body is not JSON of the form that the route takes, or its end did not come", "correct it",
+	},
+	{
+		ReasonMediaType,
+		[]Code{InvalidArgument},
+		RetryNever,
+		"the body is of a type that the route does not take", "send the `Content-Type` that the message names",
+	},
+	{
+		ReasonRouteNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"no route has this path", "look into `/api/v1/openapi.json`",
+	},
+	{
+		ReasonMethod,
+		[]Code{FailedPrecondition},
+		RetryNever,
+		"the path is there, and not with this method", "use one of those in the header `Allow`",
+	},
+	{
 		ReasonIdempotency,
 		[]Code{Conflict},
 		RetryNever,

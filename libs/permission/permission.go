@@ -88,6 +88,7 @@ func gateway(b *builder) {
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
 	b.certain(topology.BucketIdem, "*")
+	b.bucket(topology.BucketKey, "*.*")
 }
 
 // lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.
@@ -171,6 +172,7 @@ func operator(b *builder) {
 		api("STREAM.LIST"), api("STREAM.NAMES"), api("CONSUMER.LIST.*"), api("CONSUMER.NAMES.*"), api("INFO"),
 		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.
 		subject.Commands, subject.Redrive("*"), subject.Letter("*", "*").Subject(), api("STREAM.MSG.DELETE."+topology.StreamDead),
+		subject.AllTenants(), // tenants and their keys
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
@@ -30,7 +31,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key"}, "ExecRequested": {"key"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -174,6 +175,8 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
+	{"exec", "ExecRequested+key ExecStarted+key ExecLost", "lost"},
+	{"tenant", "TenantCreated KeyCreated KeyRevoked", "created"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},
 	{"letter", "LetterDropped", "dropped"},
@@ -207,6 +210,11 @@ func TestTheCorpusReplays(t *testing.T) {
 			x, err = sandbox.FoldExec(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			state = x.State
 			require.Equal(t, "usage_event_id", x.UsageEventID)
+		case "tenant":
+			agg := subject.Tenant("acme")
+			x := tenant.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			require.Equal(t, "name", x.Name)
+			state = "created"
 		case "letter":
 			agg := subject.Letter("acme", execID)
 			state, err = dlq.Decision(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})

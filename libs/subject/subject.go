@@ -191,6 +191,9 @@ func AllWorkspaces() string { return "evt.*.workspace.*" }
 // AllLogs matches every signed checkpoint: evt._none.log.*
 func AllLogs() string { return "evt." + NoTenant + ".log.*" }
 
+// AllTenants matches the events of every tenant's own aggregate: evt.*.tenant
+func AllTenants() string { return "evt.*.tenant" }
+
 // OfTenant matches every event of a tenant: evt.<tenant>.>
 func OfTenant(tenant string) string { return "evt." + tenant + ".>" }
 

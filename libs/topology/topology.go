@@ -35,6 +35,8 @@ const (
 	BucketLease = "lease"
 	// BucketPlace holds which sandboxes take up a place of a worker or of a tenant's quota.
 	BucketPlace = "place"
+	// BucketKey holds when each API key was used last.
+	BucketKey = "key"
 	// BucketCheckpoint holds how far each projection has read.
 	BucketCheckpoint = "checkpoint"
 )
@@ -224,6 +226,7 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 		announced(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
 		announced(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
 		base(BucketPlace, "Sandboxes that take up a place of a worker or tenant", 0, 256<<20),
+		base(BucketKey, "When each API key was used last", 0, 64<<20),
 		base(BucketCheckpoint, "How far each projection has read", 0, 256<<20),
 	}
 }

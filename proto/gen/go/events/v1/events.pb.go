@@ -1024,8 +1024,11 @@ type ExecSpec struct {
 	// How many bytes of each stream are recorded as they come.
 	OutputLimitBytes  uint64 `protobuf:"varint,9,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
 	StopAtOutputLimit bool   `protobuf:"varint,10,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// SHA-256 of the idempotency key, empty without one, and of the request it came with.
+	IdempotencyKeySha256 []byte `protobuf:"bytes,11,opt,name=idempotency_key_sha256,json=idempotencyKeySha256,proto3" json:"idempotency_key_sha256,omitempty"`
+	RequestSha256        []byte `protobuf:"bytes,12,opt,name=request_sha256,json=requestSha256,proto3" json:"request_sha256,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ExecSpec) Reset() {
@@ -1126,6 +1129,20 @@ func (x *ExecSpec) GetStopAtOutputLimit() bool {
 		return x.StopAtOutputLimit
 	}
 	return false
+}
+
+func (x *ExecSpec) GetIdempotencyKeySha256() []byte {
+	if x != nil {
+		return x.IdempotencyKeySha256
+	}
+	return nil
+}
+
+func (x *ExecSpec) GetRequestSha256() []byte {
+	if x != nil {
+		return x.RequestSha256
+	}
+	return nil
 }
 
 // ExecRequested: accepted while the sandbox was not ready yet.
@@ -2174,6 +2191,207 @@ func (x *LogSigned) GetNote() string {
 	return ""
 }
 
+// TenantCreated: the tenant may have keys from here on. name is for people.
+type TenantCreated struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantCreated) Reset() {
+	*x = TenantCreated{}
+	mi := &file_events_v1_events_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantCreated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantCreated) ProtoMessage() {}
+
+func (x *TenantCreated) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
+func (*TenantCreated) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *TenantCreated) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// KeyCreated: an API key was made and shown once. What is kept of it is its digest, and a prefix for people.
+type KeyCreated struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	KeyId  string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Prefix string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Sha256 []byte                 `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Scopes []string               `protobuf:"bytes,5,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	// Absent: it has no end.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The key that it was made for in exchange, which works until replaced_until and no longer.
+	Replaces      string                 `protobuf:"bytes,7,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	ReplacedUntil *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=replaced_until,json=replacedUntil,proto3" json:"replaced_until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyCreated) Reset() {
+	*x = KeyCreated{}
+	mi := &file_events_v1_events_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyCreated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyCreated) ProtoMessage() {}
+
+func (x *KeyCreated) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
+func (*KeyCreated) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *KeyCreated) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *KeyCreated) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *KeyCreated) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *KeyCreated) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *KeyCreated) GetScopes() []string {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
+func (x *KeyCreated) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *KeyCreated) GetReplaces() string {
+	if x != nil {
+		return x.Replaces
+	}
+	return ""
+}
+
+func (x *KeyCreated) GetReplacedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReplacedUntil
+	}
+	return nil
+}
+
+// KeyRevoked: these keys work no longer.
+type KeyRevoked struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KeyIds        []string               `protobuf:"bytes,1,rep,name=key_ids,json=keyIds,proto3" json:"key_ids,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyRevoked) Reset() {
+	*x = KeyRevoked{}
+	mi := &file_events_v1_events_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyRevoked) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyRevoked) ProtoMessage() {}
+
+func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
+func (*KeyRevoked) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *KeyRevoked) GetKeyIds() []string {
+	if x != nil {
+		return x.KeyIds
+	}
+	return nil
+}
+
+func (x *KeyRevoked) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
@@ -2259,7 +2477,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x16workspace_delete_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x14workspaceDeleteAfter\"a\n" +
 	"\x13SandboxUsageSampled\x12-\n" +
 	"\x05usage\x18\x01 \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
-	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"\xca\x02\n" +
+	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"\xa7\x03\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -2275,7 +2493,9 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"session_id\x18\b \x01(\tR\tsessionId\x12,\n" +
 	"\x12output_limit_bytes\x18\t \x01(\x04R\x10outputLimitBytes\x12/\n" +
 	"\x14stop_at_output_limit\x18\n" +
-	" \x01(\bR\x11stopAtOutputLimit\"\xb9\x01\n" +
+	" \x01(\bR\x11stopAtOutputLimit\x124\n" +
+	"\x16idempotency_key_sha256\x18\v \x01(\fR\x14idempotencyKeySha256\x12%\n" +
+	"\x0erequest_sha256\x18\f \x01(\fR\rrequestSha256\"\xb9\x01\n" +
 	"\rExecRequested\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
@@ -2373,7 +2593,24 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04root\x18\x03 \x01(\fR\x04root\x12\x14\n" +
 	"\x05range\x18\x04 \x03(\fR\x05range\x12\x12\n" +
-	"\x04note\x18\x05 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
+	"\x04note\x18\x05 \x01(\tR\x04note\"#\n" +
+	"\rTenantCreated\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x99\x02\n" +
+	"\n" +
+	"KeyCreated\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06sha256\x18\x04 \x01(\fR\x06sha256\x12\x16\n" +
+	"\x06scopes\x18\x05 \x03(\tR\x06scopes\x129\n" +
+	"\n" +
+	"expires_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1a\n" +
+	"\breplaces\x18\a \x01(\tR\breplaces\x12A\n" +
+	"\x0ereplaced_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rreplacedUntil\"9\n" +
+	"\n" +
+	"KeyRevoked\x12\x17\n" +
+	"\akey_ids\x18\x01 \x03(\tR\x06keyIds\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
 
 var (
 	file_events_v1_events_proto_rawDescOnce sync.Once
@@ -2387,7 +2624,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),             // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                // 1: sandtrail.events.v1.Limits
@@ -2418,45 +2655,50 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*LetterRedriven)(nil),        // 26: sandtrail.events.v1.LetterRedriven
 	(*LetterDropped)(nil),         // 27: sandtrail.events.v1.LetterDropped
 	(*LogSigned)(nil),             // 28: sandtrail.events.v1.LogSigned
-	nil,                           // 29: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 31: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 32: common.v1.LimitHit
+	(*TenantCreated)(nil),         // 29: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),            // 30: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),            // 31: sandtrail.events.v1.KeyRevoked
+	nil,                           // 32: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 34: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 35: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	29, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	32, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	30, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	33, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	6,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	7,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	31, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	31, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	31, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	30, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	31, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	34, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	34, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	34, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	33, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	34, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
 	15, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	30, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	33, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
 	15, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	30, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	33, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
 	18, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	31, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	34, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	19, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	19, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	32, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	31, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	30, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	30, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	30, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	35, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	34, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	33, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	33, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	33, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
 	25, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
 	25, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	33, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	33, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -2470,7 +2712,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
