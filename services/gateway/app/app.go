@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,7 +25,9 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/httpapi"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
@@ -46,13 +49,15 @@ type Deps struct {
 type App struct {
 	log    *slog.Logger
 	nc     *nats.Conn
-	keys   *principal.Keys
+	door   *principal.Door
 	server *grpc.Server
 	health *health.Server
-	ops    *http.Server
 	grpcL  net.Listener
 	httpL  net.Listener
-	drain  time.Duration
+	opsL   net.Listener
+	// servers are those of HTTP.
+	servers []serving
+	drain   time.Duration
 }
 
 // New checks the configuration and opens both listeners, so that a port in use is an error here. ctx bounds what the gateway
@@ -82,36 +87,77 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if d.Tracer == nil {
 		d.Tracer = noop.NewTracerProvider()
 	}
-	a := &App{log: d.Log, nc: d.NC, keys: keys, drain: cfg.Drain}
+	a := &App{
+		log: d.Log, nc: d.NC, drain: cfg.Drain,
+		door: &principal.Door{File: keys, Ring: principal.NewRing(d.JS, d.Log), Strict: cfg.RequireKeys},
+	}
+	around, err := edge.New(a.door, d.Log, d.NC.IsConnected)
+	if err != nil {
+		return nil, err
+	}
 	probes := keepalive.ServerParameters{Time: cfg.Probe, Timeout: cfg.ProbeTimeout}
-	if a.server, a.health, err = grpcapi.New(use, keys, d.NC.IsConnected, probes, d.Log, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
+	if a.server, a.health, err = grpcapi.New(use, around, probes, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
 		return nil, err
 	}
 	checks := []ops.Check{{Name: "nats", Fn: a.connected}}
 	for name, fn := range d.Checks {
 		checks = append(checks, ops.Check{Name: name, Fn: fn})
 	}
-	a.ops = &http.Server{
-		Handler: ops.Handler(d.Registry, checks...), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	api, err := httpapi.New(use, around, httpapi.Options{
+		Image: cfg.Image, Origins: cfg.CORSOrigins, Heartbeat: cfg.Heartbeat, Tracer: d.Tracer,
+	}, d.Registry)
+	if err != nil {
+		return nil, fmt.Errorf("make the HTTP API: %w", err)
 	}
-	if a.grpcL, err = net.Listen("tcp", cfg.GRPC); err != nil {
-		return nil, fmt.Errorf("listen for gRPC: %w", err)
-	}
-	if a.httpL, err = net.Listen("tcp", cfg.HTTP); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen for HTTP: %w", err), a.grpcL.Close())
+	if err := a.listen(cfg, api, ops.Handler(d.Registry, checks...)); err != nil {
+		return nil, err
 	}
 	return a, nil
+}
+
+// listen opens every listener, or none.
+func (a *App) listen(cfg Config, api, operators http.Handler) (err error) {
+	defer func() {
+		if err != nil {
+			a.closeListeners()
+		}
+	}()
+	if a.grpcL, err = net.Listen("tcp", cfg.GRPC); err != nil {
+		return fmt.Errorf("listen for gRPC: %w", err)
+	}
+	if a.httpL, err = net.Listen("tcp", cfg.HTTP); err != nil {
+		return fmt.Errorf("listen for HTTP: %w", err)
+	}
+	a.opsL = a.httpL
+	if cfg.Ops != "" {
+		if a.opsL, err = net.Listen("tcp", cfg.Ops); err != nil {
+			return fmt.Errorf("listen for operators: %w", err)
+		}
+		a.servers = append(a.servers, serving{"operators", a.opsL, opsServer(operators)})
+	}
+	a.servers = append(a.servers, serving{"HTTP", limited(a.httpL), a.apiServer(cfg, api, operators)})
+	return nil
+}
+
+func (a *App) closeListeners() {
+	for _, l := range []net.Listener{a.grpcL, a.httpL, a.opsL} {
+		if l != nil {
+			_ = l.Close() // another error is told already
+		}
+	}
 }
 
 // GRPC is the address that gRPC listens on.
 func (a *App) GRPC() string { return a.grpcL.Addr().String() }
 
-// HTTP is the address that health and metrics listen on.
+// HTTP is the address that the HTTP API listens on.
 func (a *App) HTTP() string { return a.httpL.Addr().String() }
 
+// Ops is the address that health and metrics listen on.
+func (a *App) Ops() string { return a.opsL.Addr().String() }
+
 // Development reports whether callers need no credential.
-func (a *App) Development() bool { return a.keys.Development() }
+func (a *App) Development() bool { return a.door.Development() }
 
 func (a *App) connected() error {
 	if a.nc.IsConnected() {
@@ -132,12 +178,10 @@ func (a *App) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	g.Go(func() error {
-		if err := a.ops.Serve(a.httpL); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serve HTTP: %w", err)
-		}
-		return nil
-	})
+	for _, s := range a.servers {
+		g.Go(s.run)
+	}
+	g.Go(func() error { a.door.Ring.Run(ctx); return nil })
 	g.Go(func() error { a.watch(ctx); return nil })
 	g.Go(func() error {
 		<-ctx.Done()
@@ -167,13 +211,22 @@ func (a *App) watch(ctx context.Context) {
 	}
 }
 
+// stop lets open calls go on for as long as the drain takes, then cuts them.
 func (a *App) stop() {
-	done := make(chan struct{})
-	go func() { a.server.GracefulStop(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(a.drain):
-		a.server.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), a.drain)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, s := range a.servers {
+		all.Go(func() { s.stop(ctx) })
 	}
-	_ = a.ops.Close() // nothing is left to be told
+	all.Go(func() {
+		done := make(chan struct{})
+		go func() { a.server.GracefulStop(); close(done) }()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			a.server.Stop()
+		}
+	})
+	all.Wait()
 }

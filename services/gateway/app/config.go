@@ -13,10 +13,18 @@ import (
 type Config struct {
 	// GRPC is the address of the gRPC listener: 127.0.0.1:50051. Without API keys it must be a loopback address.
 	GRPC string
-	// HTTP is the address of health and metrics: 127.0.0.1:8080. Without API keys it must be a loopback address.
+	// HTTP is the address of the HTTP API: 127.0.0.1:8080. Without API keys it must be a loopback address.
 	HTTP string
+	// Ops is the address of health and metrics; empty: they are on HTTP. Give them one of their own where tenants reach HTTP.
+	Ops string
+	// Image of a sandbox whose request over HTTP names none: DefaultImage.
+	Image string
+	// CORSOrigins may call the HTTP API from browsers; none by default, "*" is any.
+	CORSOrigins []string
 	// KeysFile holds the API keys; empty is development mode: no credential is asked for, requests name their tenant.
 	KeysFile string
+	// RequireKeys ends development mode although there is no KeysFile: every call needs a key, of the file or of the log.
+	RequireKeys bool
 	// SealKeyFile holds the key that encrypts values of environment variables and standard input on their way to a worker. The
 	// workers must have the same.
 	SealKeyFile string
@@ -56,6 +64,7 @@ func set[T comparable](field *T, value T) {
 func (c Config) withDefaults() Config {
 	set(&c.GRPC, "127.0.0.1:50051")
 	set(&c.HTTP, "127.0.0.1:8080")
+	set(&c.Image, DefaultImage)
 	set(&c.WorkspaceBytes, 5<<30)
 	set(&c.MaxWorkspaceBytes, 100<<30)
 	set(&c.MaxCPUMillis, 64_000)
@@ -78,14 +87,20 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
-	for _, l := range []struct{ name, addr string }{{"grpc", c.GRPC}, {"http", c.HTTP}} {
+	for _, l := range []struct{ name, addr string }{{"grpc", c.GRPC}, {"http", c.HTTP}, {"ops", c.Ops}} {
+		if l.addr == "" {
+			continue
+		}
 		host, _, err := net.SplitHostPort(l.addr)
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", l.name, err))
-		case c.KeysFile == "" && !loopback(host):
-			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file)", l.name, l.addr))
+		case c.KeysFile == "" && !c.RequireKeys && !loopback(host):
+			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file or require-keys)", l.name, l.addr))
 		}
+	}
+	if o := badOrigin(c.CORSOrigins); o != "" {
+		errs = append(errs, fmt.Errorf("cors-origins: %q is not an origin such as https://example.com", o))
 	}
 	if c.SealKeyFile == "" {
 		errs = append(errs, errors.New("seal-key-file: is needed"))

@@ -39,7 +39,11 @@ type decision struct {
 }
 
 func (d *Deciding) operator() dlq.Operator {
-	name := d.Operator
+	return dlq.Operator{Name: operatorName(d.Operator), Note: d.Note}
+}
+
+// operatorName is the given name, or this user's, as it can stand in an event.
+func operatorName(name string) string {
 	if name == "" {
 		if u, err := user.Current(); err == nil {
 			name = u.Username
@@ -51,7 +55,7 @@ func (d *Deciding) operator() dlq.Operator {
 		}
 		return '_'
 	}, name)
-	return dlq.Operator{Name: name[:min(len(name), 64)], Note: d.Note}
+	return name[:min(len(name), 64)]
 }
 
 func (d *Deciding) check() (dlq.Filter, error) {

@@ -41,6 +41,8 @@ type Root struct {
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
 	Audit  Audit  `cmd:"" group:"History" help:"Check that the log is what was recorded, export it, and prove single events."`
 
+	Tenant   Tenant   `cmd:"" group:"Operation" help:"Look after tenants."`
+	Key      Key      `cmd:"" group:"Operation" help:"Look after tenants' API keys."`
 	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
 	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
 	Secrets  Secrets  `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`

@@ -208,7 +208,7 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 	if err != nil {
 		return err
 	}
-	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, SealKeyFile: s.sealKey()}, gateway.Deps{
+	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, RequireKeys: u.RequireKeys, SealKeyFile: s.sealKey()}, gateway.Deps{
 		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry, Tracer: s.tracer("gateway"),
 		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }},
 	})

@@ -33,9 +33,10 @@ type Stack struct {
 type Up struct {
 	Stack
 	GRPC        string `name:"grpc" default:"127.0.0.1:50051" placeholder:"ADDR" help:"Address of the gRPC API. Without API keys it must be a loopback address."`
-	HTTP        string `name:"http" default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of health and metrics."`
+	HTTP        string `name:"http" default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the HTTP API, health and metrics. Without API keys it must be a loopback address."`
 	NATS        string `name:"nats" default:"127.0.0.1:4222" placeholder:"ADDR" help:"Loopback address of the embedded NATS server, for the nats CLI."`
 	KeysFile    string `placeholder:"FILE" help:"API keys; without them anybody on this host is let in (development mode)." type:"path"`
+	RequireKeys bool   `help:"No development mode: every call needs an API key, of the file or of the log (sandtrail key create)."`
 	PrepareOnly bool   `help:"Get what is missing and end."`
 }
 
@@ -72,7 +73,7 @@ func (u *Up) run(ctx context.Context, out, logs io.Writer) error {
 		if err := writeJSON(filepath.Join(u.State, "up.json"), a); err != nil {
 			return err
 		}
-		s.progress.ready(a, time.Since(started), u.KeysFile == "")
+		s.progress.ready(a, time.Since(started), u.KeysFile == "" && !u.RequireKeys)
 		return nil
 	})
 }

@@ -15,19 +15,26 @@ import (
 
 type flags struct {
 	chassis.Flags
-	GRPC        string `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
-	HTTP        string `name:"http" default:"127.0.0.1:8080" help:"Address of health and metrics."`
-	KeysFile    string `help:"File with API keys; without one anybody on this host is let in (development mode)."`
-	SealKeyFile string `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
+	GRPC        string   `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
+	HTTP        string   `name:"http" default:"127.0.0.1:8080" help:"Address of the HTTP API."`
+	Ops         string   `placeholder:"ADDR" help:"Address of health and metrics; by default that of the HTTP API."`
+	KeysFile    string   `help:"File with API keys, beside those in the log; without one anybody on this host is let in (development mode)."`
+	RequireKeys bool     `help:"No development mode: every call needs a key, of the file or the log."`
+	Image       string   `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" help:"Image of a sandbox whose request over HTTP names none."`
+	CORSOrigins []string `name:"cors-origins" placeholder:"ORIGIN" help:"Origins that browsers may call the HTTP API from."`
+	SealKeyFile string   `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
 }
 
 func (f *flags) config() app.Config {
-	return app.Config{GRPC: f.GRPC, HTTP: f.HTTP, KeysFile: f.KeysFile, SealKeyFile: f.SealKeyFile}
+	return app.Config{
+		GRPC: f.GRPC, HTTP: f.HTTP, Ops: f.Ops, KeysFile: f.KeysFile, RequireKeys: f.RequireKeys, SealKeyFile: f.SealKeyFile,
+		Image: f.Image, CORSOrigins: f.CORSOrigins,
+	}
 }
 
 func main() {
 	var f flags
-	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC, health and metrics.")...)
+	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC, the HTTP API, health and metrics.")...)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(chassis.Run(ctx, "gateway", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {

@@ -1,8 +1,6 @@
 package grpcapi
 
 import (
-	"fmt"
-	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/encoding"
@@ -95,42 +93,4 @@ func notText(of protoreflect.MessageDescriptor, b []byte) string {
 		}
 	}
 	return ""
-}
-
-// impossible adds what no field may hold, whatever its own rules are: a zero byte in a text, which no program, path or environment
-// can have and which would mean something else wherever it cuts the text; and a number that its enum does not have.
-func impossible(m protoreflect.Message, path string, bad map[string]string) {
-	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		at := path + string(f.Name())
-		switch {
-		case f.IsMap():
-			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
-				impossibleValue(f.MapKey(), k.Value(), at, bad)
-				impossibleValue(f.MapValue(), v, fmt.Sprintf("%s[%q]", at, k.String()), bad)
-				return true
-			})
-		case f.IsList():
-			for i := range v.List().Len() {
-				impossibleValue(f, v.List().Get(i), fmt.Sprintf("%s[%d]", at, i), bad)
-			}
-		default:
-			impossibleValue(f, v, at, bad)
-		}
-		return true
-	})
-}
-
-func impossibleValue(f protoreflect.FieldDescriptor, v protoreflect.Value, at string, bad map[string]string) {
-	switch f.Kind() {
-	case protoreflect.StringKind:
-		if strings.IndexByte(v.String(), 0) >= 0 {
-			bad[at] = "must not hold a zero byte"
-		}
-	case protoreflect.EnumKind:
-		if f.Enum().Values().ByNumber(v.Enum()) == nil {
-			bad[at] = "is none of the values of " + string(f.Enum().Name())
-		}
-	case protoreflect.MessageKind:
-		impossible(v.Message(), at+".", bad)
-	}
 }

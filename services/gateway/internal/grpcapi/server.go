@@ -3,10 +3,8 @@ package grpcapi
 
 import (
 	"fmt"
-	"log/slog"
 	"time"
 
-	"buf.build/go/protovalidate"
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,7 +16,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/outputcodec"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
-	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -41,27 +39,17 @@ const (
 	maxStreams = 10_000
 )
 
-// New makes the gRPC server with everything around it: authentication, validation, deadlines, recovery, logs, metrics,
-// health and reflection; connected says whether the log can be reached, probes how soon a vanished client is noticed; traces by the option Traced. The health server says SERVING once told so.
+// New makes the gRPC server with everything around it: the edge, deadlines, recovery, metrics, health and reflection; probes say how soon
+// a vanished client is noticed; traces by the option Traced. The health server says SERVING once told so.
 func New(
-	use *usecase.UseCases, keys *principal.Keys, connected func() bool, probes keepalive.ServerParameters, logger *slog.Logger,
-	registry prometheus.Registerer, options ...grpc.ServerOption,
+	use *usecase.UseCases, around *edge.Edge, probes keepalive.ServerParameters, registry prometheus.Registerer, options ...grpc.ServerOption,
 ) (*grpc.Server, *health.Server, error) {
-	validator, err := protovalidate.New(protovalidate.WithMessages(
-		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
-		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
-		&computev1.ListSandboxesRequest{}, &computev1.AttachExecRequest{}, &computev1.CancelExecRequest{}, &computev1.GetExecRequest{},
-		&computev1.WatchEventsRequest{}, &computev1.ListUsageRequest{},
-	))
-	if err != nil {
-		return nil, nil, err
-	}
 	metrics := grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())
 	if err := registry.Register(metrics); err != nil {
 		return nil, nil, fmt.Errorf("register the metrics of gRPC: %w", err)
 	}
-	e := edge{keys: keys, validator: validator, logger: logger, connected: connected}
-	recovered := recovery.WithRecoveryHandlerContext(e.recovered)
+	e := interceptors{around}
+	recovered := recovery.WithRecoveryHandlerContext(e.Recovered)
 	s := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{outputcodec.New()}), grpc.WriteBufferSize(writeBuffer),
 		grpc.MaxRecvMsgSize(maxReceived), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),

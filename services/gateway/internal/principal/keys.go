@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 )
 
 // Scheme is how a key is presented: `authorization: ApiKey KEY`.
@@ -27,6 +26,8 @@ type Entry struct {
 	SHA256 string `json:"sha256"`
 	// Expires is optional.
 	Expires time.Time `json:"expires,omitzero"`
+	// Scopes of the key; without any it has all.
+	Scopes []string `json:"scopes,omitempty"`
 }
 
 // Keys authenticates callers by API key. A nil Keys, or one without entries, is development mode.
@@ -71,6 +72,8 @@ func ParseKeys(r io.Reader) (*Keys, error) {
 			errs = append(errs, fmt.Errorf("keys[%d]: tenant must be 1 to 64 of A-Z a-z 0-9 _ -", i))
 		case !subject.ValidToken(e.Name):
 			errs = append(errs, fmt.Errorf("keys[%d]: name must be 1 to 64 of A-Z a-z 0-9 _ -", i))
+		case len(e.Scopes) > 0 && scopesOf(e) == tenant.None:
+			errs = append(errs, fmt.Errorf("keys[%d]: scopes must be of %s, each once", i, tenant.All))
 		default:
 			if _, twice := k.byHash[[sha256.Size]byte(hash)]; twice {
 				errs = append(errs, fmt.Errorf("keys[%d]: the same key stands there twice", i))
@@ -94,20 +97,31 @@ func (k *Keys) Development() bool { return k == nil || len(k.byHash) == 0 }
 // learned about which keys exist.
 func (k *Keys) Authenticate(authorization string) (Principal, error) {
 	if k.Development() {
-		return Principal{Actor: "dev"}, nil
+		return Principal{Actor: "dev", Scopes: tenant.All}, nil
 	}
 	if authorization == "" {
-		return Principal{}, fault.New(fault.Unauthorized, fault.ReasonKeyMissing, "send `authorization: ApiKey KEY`")
+		return Principal{}, missing()
 	}
-	refused := fault.New(fault.Unauthorized, fault.ReasonKeyInvalid, "the credential is not valid; API keys are sent as `authorization: ApiKey KEY`")
-	scheme, key, ok := strings.Cut(authorization, " ")
-	if !ok || !strings.EqualFold(scheme, Scheme) {
-		return Principal{}, refused
+	key, ok := presented(authorization)
+	if !ok {
+		return Principal{}, refused()
 	}
 	// The look-up is by digest: what its timing could tell is about a hash that nobody can aim at.
-	e, ok := k.byHash[sha256.Sum256([]byte(strings.TrimSpace(key)))]
+	e, ok := k.byHash[sha256.Sum256([]byte(key))]
 	if !ok || (!e.Expires.IsZero() && !k.now().Before(e.Expires)) {
-		return Principal{}, refused
+		return Principal{}, refused()
 	}
-	return Principal{Tenant: e.Tenant, Actor: "key:" + e.Name}, nil
+	return Principal{Tenant: e.Tenant, Actor: "key:" + e.Name, Scopes: scopesOf(e)}, nil
+}
+
+// scopesOf are the scopes of an entry: all where it names none, none where a name is wrong.
+func scopesOf(e Entry) tenant.Scopes {
+	if len(e.Scopes) == 0 {
+		return tenant.All
+	}
+	s, err := tenant.ParseScopes(e.Scopes)
+	if err != nil {
+		return tenant.None
+	}
+	return s
 }

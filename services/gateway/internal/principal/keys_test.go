@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 )
 
 func hashed(key string) string {
@@ -50,7 +51,7 @@ func TestKeyExpires(t *testing.T) {
 	k.now = func() time.Time { return at.Add(-time.Nanosecond) }
 	p, err := k.Authenticate("ApiKey secret")
 	require.NoError(t, err)
-	require.Equal(t, Principal{Tenant: "acme", Actor: "key:a"}, p)
+	require.Equal(t, Principal{Tenant: "acme", Actor: "key:a", Scopes: tenant.All}, p)
 	k.now = func() time.Time { return at }
 	_, err = k.Authenticate("ApiKey secret")
 	require.True(t, fault.Is(err, fault.ReasonKeyInvalid))

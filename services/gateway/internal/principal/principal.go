@@ -3,17 +3,30 @@ package principal
 
 import (
 	"context"
+	"strings"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 )
 
 // Principal is an authenticated caller.
 type Principal struct {
 	// Tenant that the credential is bound to; empty in development mode, where the request names it.
 	Tenant string
-	// Actor goes into events: key:<name>, or dev.
+	// Actor goes into events: key:<name> of a key in the file, key:<id> of one in the log, or dev.
 	Actor string
+	// Scopes are what the credential allows.
+	Scopes tenant.Scopes
+}
+
+// Need refuses a caller who has none of the scopes.
+func (p Principal) Need(any tenant.Scopes) error {
+	if p.Scopes.Allows(any) {
+		return nil
+	}
+	return fault.Newf(fault.PermissionDenied, fault.ReasonScope, "the credential does not have the scope that this needs: %s",
+		strings.Join(any.Names(), " or "))
 }
 
 // Development reports whether no credential is asked for, so that a request's tenant stands as it is given.

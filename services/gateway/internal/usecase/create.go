@@ -13,6 +13,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -24,6 +25,9 @@ const outcomeWait = 5 * time.Second
 
 // Create accepts a sandbox and returns it as it was requested: it starts in the background.
 func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string, req *computev1.CreateSandboxRequest) (sandbox.Sandbox, error) {
+	if err := p.Need(scopes.Create); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	tenant, err := p.Owner(req.GetTenantId())
 	if err != nil {
 		return sandbox.Sandbox{}, err
@@ -85,12 +89,18 @@ func (u *UseCases) created(ctx context.Context, agg subject.Aggregate, next next
 	}
 }
 
+// CheckCreate says what of a request is over the bounds of this deployment, before anything is done.
+func (u *UseCases) CheckCreate(req *computev1.CreateSandboxRequest) error {
+	_, err := u.createCommand(req)
+	return err
+}
+
 func (u *UseCases) createCommand(req *computev1.CreateSandboxRequest) (*commandsv1.CreateSandbox, error) {
 	bad := map[string]string{}
 	w := req.GetWorkspace()
 	size := u.limits.WorkspaceBytes
 	if w.GetSize() != "" {
-		n, err := parseQuantity(w.GetSize())
+		n, err := ParseQuantity(w.GetSize())
 		switch {
 		case err != nil:
 			bad["workspace.size"] = err.Error()

@@ -11,6 +11,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
@@ -27,6 +28,9 @@ type eachEvent func(seq uint64, e *envelope.Recorded) error
 // sequence up to which everything was seen; after a Limits.Heartbeat of silence it gets that alone, also while long stretches of the
 // log are read in which there is nothing of the sandbox.
 func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sandboxID string, after uint64, stop bool, each eachEvent) error {
+	if err := p.Need(scopes.Inspect); err != nil {
+		return err
+	}
 	filter, err := u.eventsFilter(ctx, p, tenant, sandboxID)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -35,6 +36,9 @@ type Watcher interface {
 // Exec runs a command and tells w of its output until its end, which it returns: ExecCompleted or ExecLost. When ctx ends
 // first, the command goes on for the grace time and is cancelled unless it is detached or somebody attached.
 func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, req *computev1.ExecCommandRequest, w Watcher) (envelope.Recorded, error) {
+	if err := p.Need(scopes.Execute); err != nil {
+		return envelope.Recorded{}, err
+	}
 	s, err := u.locateForExec(ctx, p, req.GetSandboxId())
 	if err != nil {
 		return envelope.Recorded{}, err
@@ -47,6 +51,7 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
+	spec.IdempotencyKeySha256, spec.RequestSha256 = c.digests()
 	agg := subject.Exec(s.Tenant, s.ID, c.id())
 	known := false
 	if c.repeated {
@@ -178,6 +183,9 @@ const maxSpecBytes = 128 << 10
 
 // Attach follows an exec from behind chunk after on, running or ended.
 func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID, execID string, after uint64, w Watcher) (envelope.Recorded, error) {
+	if err := p.Need(reading); err != nil {
+		return envelope.Recorded{}, err
+	}
 	x, err := u.exec(ctx, p, sandboxID, execID)
 	if err != nil {
 		return envelope.Recorded{}, err
@@ -269,6 +277,9 @@ func (u *UseCases) attended(agg subject.Aggregate) (bool, error) {
 
 // Cancel ends an exec's whole process tree. One that has ended is left as it is, so it may be repeated with or without a key.
 func (u *UseCases) Cancel(ctx context.Context, p principal.Principal, key, sandboxID, execID string) error {
+	if err := p.Need(scopes.Execute); err != nil {
+		return err
+	}
 	x, err := u.exec(ctx, p, sandboxID, execID)
 	if err != nil {
 		return err
@@ -318,7 +329,35 @@ func (u *UseCases) cancel(ctx context.Context, p principal.Principal, agg subjec
 
 // Receipt returns what the log says of an exec.
 func (u *UseCases) Receipt(ctx context.Context, p principal.Principal, sandboxID, execID string) (sandbox.Exec, error) {
+	if err := p.Need(reading); err != nil {
+		return sandbox.Exec{}, err
+	}
 	return u.exec(ctx, p, sandboxID, execID)
+}
+
+// reading is what lets a caller see an exec: who may run commands has to learn what became of them.
+const reading = scopes.Execute | scopes.Inspect
+
+// ReceiptByKey is Receipt for who knows only the idempotency key that a command came with, for as long as keys are remembered.
+func (u *UseCases) ReceiptByKey(ctx context.Context, p principal.Principal, sandboxID, key string) (sandbox.Exec, error) {
+	if err := p.Need(reading); err != nil {
+		return sandbox.Exec{}, err
+	}
+	if err := checkKey(key); err != nil {
+		return sandbox.Exec{}, err
+	}
+	agg, err := u.aggregate(ctx, p, sandboxID)
+	if err != nil {
+		return sandbox.Exec{}, err
+	}
+	c, known, err := u.claimed(ctx, agg.Tenant, "ExecCommand", key)
+	if err == nil && !known {
+		err = fault.New(fault.NotFound, fault.ReasonExecNotFound, "no command came with this idempotency key")
+	}
+	if err != nil {
+		return sandbox.Exec{}, err
+	}
+	return u.exec(ctx, p, sandboxID, c.id())
 }
 
 // exec is for showing, attaching and finding: what decides about it folds its history again.

@@ -13,6 +13,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
@@ -29,6 +30,9 @@ const (
 
 // ReadFile returns at most max bytes of a file from offset on (0: MaxFileBytes), its whole size, and whether the end was reached.
 func (u *UseCases) ReadFile(ctx context.Context, p principal.Principal, id, path string, offset, limit int64) (data []byte, size int64, eof bool, err error) {
+	if err := p.Need(scopes.Files); err != nil {
+		return nil, 0, false, err
+	}
 	s, err := u.ready(ctx, p, id)
 	if err != nil {
 		return nil, 0, false, err
@@ -62,6 +66,9 @@ type Written struct {
 // WriteFile puts data into a file and returns what was written once it is there. The file changes at once: readers see the old or
 // the new one. Repeated with the same key it answers again and writes nothing.
 func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key string, req *computev1.WriteFileRequest) (Written, error) {
+	if err := p.Need(scopes.Files); err != nil {
+		return Written{}, err
+	}
 	s, err := u.locate(ctx, p, req.GetSandboxId())
 	if err != nil {
 		return Written{}, err
@@ -110,6 +117,9 @@ func (u *UseCases) writePart(ctx context.Context, s sandbox.Sandbox, req *comput
 
 // ListFiles lists a directory of the workspace; truncated says that there was more than limit (0: 1,000).
 func (u *UseCases) ListFiles(ctx context.Context, p principal.Principal, id, path string, recursive bool, limit uint32) ([]*commandsv1.FileInfo, bool, error) {
+	if err := p.Need(scopes.Files); err != nil {
+		return nil, false, err
+	}
 	s, err := u.ready(ctx, p, id)
 	if err != nil {
 		return nil, false, err

@@ -17,7 +17,7 @@ func FuzzQuantity(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		n, err := parseQuantity(s)
+		n, err := ParseQuantity(s)
 		if err != nil {
 			require.NotContains(t, err.Error(), "panic")
 			return

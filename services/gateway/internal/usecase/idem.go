@@ -22,6 +22,8 @@ import (
 // claim is an idempotency key bound to a request; without a key it is empty and binds nothing.
 type claim struct {
 	parts []string
+	// key is the SHA-256 of the key.
+	key []byte
 	// name of its entry in bucket idem; digest of the request and its caller.
 	name, digest string
 	// repeated: somebody came with the same key and request before.
@@ -35,6 +37,34 @@ func (c claim) id() string {
 		return ids.New()
 	}
 	return ids.Derive(append(c.parts, c.digest)...)
+}
+
+// unclaimed is a key of a tenant before it is known which request it is bound to.
+func unclaimed(tenant, method, key string) claim {
+	hashed := sha256.Sum256([]byte(key))
+	return claim{
+		parts: []string{"idempotent", tenant, method, key}, key: hashed[:], name: tenant + "." + method + "." + hex.EncodeToString(hashed[:]),
+	}
+}
+
+// claimed finds what a key was bound to; false where it was not, or is forgotten.
+func (u *UseCases) claimed(ctx context.Context, tenant, method, key string) (claim, bool, error) {
+	c := unclaimed(tenant, method, key)
+	e, _, err := u.read(ctx, c)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return c, false, nil
+	}
+	c.digest, c.repeated = e.Digest, true
+	return c, err == nil, err
+}
+
+// digests are the SHA-256 of the key and of the request with its caller; nil without a key.
+func (c claim) digests() (key, request []byte) {
+	if c.name == "" {
+		return nil, nil
+	}
+	request, _ = hex.DecodeString(c.digest) // it was encoded here
+	return c.key, request
 }
 
 // entry is a key in bucket idem.
@@ -68,11 +98,8 @@ func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string,
 		return claim{}, err
 	}
 	digest := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s", method, actor, body))
-	hashed := sha256.Sum256([]byte(key))
-	c := claim{
-		parts: []string{"idempotent", tenant, method, key}, digest: hex.EncodeToString(digest[:]),
-		name: tenant + "." + method + "." + hex.EncodeToString(hashed[:]),
-	}
+	c := unclaimed(tenant, method, key)
+	c.digest = hex.EncodeToString(digest[:])
 	// One whose answer was lost is found the next time, as if somebody had come with it before, which is right: nothing says whether what
 	// is behind it has been begun.
 	err = again(ctx, func(ctx context.Context) error {
@@ -188,7 +215,7 @@ func (u *UseCases) keys(ctx context.Context) (jetstream.KeyValue, error) {
 
 // checkKey: 1 to 200 printable ASCII characters without spaces.
 func checkKey(key string) error {
-	bad := len(key) > 200
+	bad := key == "" || len(key) > 200
 	for _, c := range []byte(key) {
 		bad = bad || c <= ' ' || c > '~'
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
@@ -32,6 +33,9 @@ type ListFilter struct {
 // List gives one page of the tenant's sandboxes, newest first, and the cursor of the next page. It reads the view, which is a
 // moment behind the log.
 func (u *UseCases) List(ctx context.Context, p principal.Principal, f ListFilter) (page []*commandsv1.SandboxView, next string, err error) {
+	if err := p.Need(scopes.Inspect); err != nil {
+		return nil, "", err
+	}
 	tenant := f.Tenant
 	if !p.Development() || tenant != "" {
 		if tenant, err = p.Owner(tenant); err != nil {

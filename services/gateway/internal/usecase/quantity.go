@@ -14,8 +14,8 @@ var (
 	}
 )
 
-// parseQuantity reads a Kubernetes quantity of bytes (5Gi, 1.5G, 1024), rounded up to whole bytes.
-func parseQuantity(s string) (uint64, error) {
+// ParseQuantity reads a Kubernetes quantity of bytes (5Gi, 1.5G, 1024), rounded up to whole bytes.
+func ParseQuantity(s string) (uint64, error) {
 	m := quantity.FindStringSubmatch(s)
 	if m == nil {
 		return 0, fmt.Errorf("must be a Kubernetes quantity such as 5Gi or 500M")

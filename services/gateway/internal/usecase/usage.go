@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
@@ -17,6 +18,9 @@ const usageWait = 30 * time.Second
 
 // Usage gives one page of the tenant's usage rows, newest first.
 func (u *UseCases) Usage(ctx context.Context, p principal.Principal, q *commandsv1.UsageQuery) (*commandsv1.UsageReply, error) {
+	if err := p.Need(scopes.Inspect); err != nil {
+		return nil, err
+	}
 	if !p.Development() || q.GetTenantId() != "" {
 		tenant, err := p.Owner(q.GetTenantId())
 		if err != nil {

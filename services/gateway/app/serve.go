@@ -1,0 +1,93 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// headerTime is how long a client may take to send a request's head, idleTime how long a connection may wait for its next request.
+	headerTime, idleTime = 5 * time.Second, time.Minute
+	// maxHead bounds the head of a request, in bytes.
+	maxHead = 16 << 10
+	// maxConnections of HTTP at one time, 20 KiB each while they idle. Further ones wait to be accepted.
+	maxConnections = 16_384
+)
+
+// serving is a server of HTTP on its listener.
+type serving struct {
+	name     string
+	listener net.Listener
+	server   *http.Server
+}
+
+func (s serving) run() error {
+	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func (s serving) stop(ctx context.Context) {
+	if s.server.Shutdown(ctx) != nil {
+		_ = s.server.Close() // nothing is left to be told
+	}
+}
+
+func limited(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConnections) }
+
+func opsServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTime, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: idleTime,
+		MaxHeaderBytes: maxHead,
+	}
+}
+
+// apiServer serves the API, and health and metrics beside it unless they have a listener of their own. Handlers bound the time of bodies
+// and answers themselves: a stream has no end that is known beforehand.
+func (a *App) apiServer(cfg Config, api, operators http.Handler) *http.Server {
+	h := api
+	if cfg.Ops == "" {
+		h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/healthz", "/readyz", "/metrics":
+				operators.ServeHTTP(w, r)
+			default:
+				api.ServeHTTP(w, r)
+			}
+		})
+	}
+	p := &http.Protocols{}
+	p.SetHTTP1(true)
+	p.SetHTTP2(true)
+	p.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead, Protocols: p,
+		ErrorLog: quiet(a.log),
+	}
+}
+
+// DefaultImage is that of a sandbox whose request over HTTP names none.
+const DefaultImage = "ghcr.io/paper-board/sandbox-python:v0.1.0"
+
+// badOrigin reports the first origin that is none.
+func badOrigin(all []string) string {
+	for _, o := range all {
+		if o != "*" && !strings.HasPrefix(o, "https://") && !strings.HasPrefix(o, "http://") || strings.HasSuffix(o, "/") {
+			return o
+		}
+	}
+	return ""
+}
+
+// quiet makes what net/http says of connections that clients broke a matter of debugging.
+func quiet(l *slog.Logger) *log.Logger { return slog.NewLogLogger(l.Handler(), slog.LevelDebug) }

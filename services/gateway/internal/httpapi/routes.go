@@ -1,0 +1,101 @@
+package httpapi
+
+import (
+	"net/http"
+
+	"github.com/sandtrail/sandtrail/libs/tenant"
+)
+
+const (
+	// maxBody is the most bytes of a create or execute: 512 KiB of stdin in which JSON escapes every byte, and the rest.
+	maxBody = 4 << 20
+	// maxUpload is the most bytes of several files in one body.
+	maxUpload = 24 << 20
+)
+
+// routes are all there are. The document is made of them, so that it has each.
+var routes = []route{
+	{
+		method: http.MethodPost, path: "/sandbox/create", id: "create", about: "Create a sandbox. It starts in the background.",
+		scopes: tenant.Create, body: maxBody, media: mediaJSON, keyed: true, do: (*call).create,
+		request: createSchema, answers: map[int]any{http.StatusCreated: created{}}, errors: []int{http.StatusConflict, http.StatusTooManyRequests},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/status", id: "status", about: "Show a sandbox as the log has it now.",
+		scopes: tenant.Inspect, do: (*call).describe, answers: map[int]any{http.StatusOK: sandboxStatus{}}, errors: []int{http.StatusNotFound},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}", id: "status_alias", about: "The same as /sandbox/{id}/status.",
+		scopes: tenant.Inspect, do: (*call).describe, answers: map[int]any{http.StatusOK: sandboxStatus{}}, errors: []int{http.StatusNotFound},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/execute", id: "execute",
+		about:  "Run a command and answer its end. A lost connection does not end it: repeat the request with its key, or read the execution.",
+		scopes: tenant.Execute, body: maxBody, media: mediaJSON, keyed: true, long: true, do: (*call).execute,
+		request: executeSchema, answers: map[int]any{http.StatusOK: execution{}}, stream: event{},
+		errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/executions", id: "execution_by_key", about: "Show an execution by the idempotency key it came with.",
+		scopes: tenant.Execute | tenant.Inspect, query: []string{"idempotency_key"}, long: true, do: (*call).receiptByKey,
+		answers: map[int]any{http.StatusOK: execution{}}, errors: []int{http.StatusNotFound},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/executions/{execution_id}", id: "execution",
+		about:  "Show an execution: what execute answers, as far as it is known now.",
+		scopes: tenant.Execute | tenant.Inspect, long: true, do: (*call).receipt,
+		answers: map[int]any{http.StatusOK: execution{}}, errors: []int{http.StatusNotFound},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/executions/{execution_id}/output", id: "output",
+		about:  "All that is kept of one stream of an execution, as bytes.",
+		scopes: tenant.Execute | tenant.Inspect, query: []string{"stream"}, long: true, do: (*call).output,
+		answers: map[int]any{http.StatusOK: nil}, errors: []int{http.StatusNotFound, http.StatusGone},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop", about: "End a sandbox. Waits up to 20 s until it is gone.",
+		scopes: tenant.Stop, keyed: true, do: (*call).stop,
+		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
+	},
+	{
+		method: http.MethodDelete, path: "/sandbox/{id}", id: "stop_alias", about: "The same as /sandbox/{id}/stop.",
+		scopes: tenant.Stop, keyed: true, do: (*call).stop,
+		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox", id: "list", about: "List the tenant's sandboxes, newest first.",
+		scopes: tenant.Inspect, query: []string{"cursor", "limit"}, do: (*call).list, answers: map[int]any{http.StatusOK: sandboxes{}},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{$}", id: "list_slash", about: "The same as /sandbox.",
+		scopes: tenant.Inspect, query: []string{"cursor", "limit"}, do: (*call).list, answers: map[int]any{http.StatusOK: sandboxes{}},
+	},
+	{
+		method: http.MethodGet, path: "/sandboxes", id: "list_alias", about: "The same as /sandbox.",
+		scopes: tenant.Inspect, query: []string{"cursor", "limit"}, do: (*call).list, answers: map[int]any{http.StatusOK: sandboxes{}},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/files", id: "read_file", about: "Read a file of the workspace, as bytes.",
+		scopes: tenant.Files, query: []string{"path"}, do: (*call).readFile,
+		answers: map[int]any{http.StatusOK: nil}, errors: []int{http.StatusNotFound, http.StatusConflict},
+	},
+	{
+		method: http.MethodPut, path: "/sandbox/{id}/files", id: "write_file", about: "Make the body the content of a file, at once.",
+		scopes: tenant.Files, body: maxFile, media: mediaBytes, keyed: true, query: []string{"path"}, do: (*call).writeFile,
+		answers: map[int]any{http.StatusOK: written{}}, errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusInsufficientStorage},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/files", id: "write_files", about: "Write several files. One that fails ends it; those before it are there.",
+		scopes: tenant.Files, body: maxUpload, media: mediaJSON, keyed: true, do: (*call).writeFiles,
+		request: uploadSchema, answers: map[int]any{http.StatusOK: writtenAll{}}, errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusInsufficientStorage},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/files/list", id: "list_files", about: "List a directory of the workspace, at most 1,000 entries.",
+		scopes: tenant.Files, query: []string{"path"}, do: (*call).listFiles,
+		answers: map[int]any{http.StatusOK: fileList{}}, errors: []int{http.StatusNotFound, http.StatusConflict},
+	},
+	{
+		method: http.MethodGet, path: "/openapi.json", id: "document", about: "This document.", open: true, do: (*call).document,
+		answers: map[int]any{http.StatusOK: map[string]any{}},
+	},
+}

@@ -1,0 +1,311 @@
+// Package httpapi is the controller HTTP API: it turns requests into use cases and answers back into JSON, and nothing else.
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
+)
+
+// Base is the path below which every route stands.
+const Base = "/api/v1"
+
+const (
+	headerCorrelation = "X-Correlation-Id"
+	headerTrace       = "X-Trace-Id"
+	headerKey         = "Idempotency-Key"
+	headerExecution   = "Sandtrail-Execution-Id"
+)
+
+const (
+	// bodyTime is how long a body may take to arrive, writeTime how long a client may take to read what was written to it at once.
+	bodyTime, writeTime = 30 * time.Second, 30 * time.Second
+	// unaryTime bounds calls that do not wait for a command.
+	unaryTime = 2 * time.Minute
+	// memoryBytes is what all requests together hold in bodies and in outputs that they gather.
+	memoryBytes = 256 << 20
+)
+
+// Options are what differs from one deployment to another.
+type Options struct {
+	// Image of a sandbox whose request names none.
+	Image string
+	// Origins that browsers may call from; none: no other than the API's own. "*" is any.
+	Origins []string
+	// Heartbeat is the longest silence on a stream of events.
+	Heartbeat time.Duration
+	Tracer    trace.TracerProvider
+}
+
+// Server serves the API.
+type Server struct {
+	*edge.Edge
+	use     *usecase.UseCases
+	opt     Options
+	mux     *http.ServeMux
+	memory  *stored.Memory
+	calls   *prometheus.CounterVec
+	spec    []byte
+	methods []string
+}
+
+// New makes the handler of every path below Base. It fails where its metrics are registered already.
+func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), memory: stored.NewMemory(memoryBytes)}
+	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sandtrail_http_requests_total", Help: "Calls of the HTTP API, by route and status.",
+	}, []string{"route", "status"})
+	if err := registry.Register(s.calls); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.spec, err = Document(); err != nil {
+		return nil, err
+	}
+	for _, r := range routes {
+		s.mux.HandleFunc(r.method+" "+Base+r.path, func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r) })
+		if !slices.Contains(s.methods, r.method) {
+			s.methods = append(s.methods, r.method)
+		}
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) {
+		s.serve(w, req, route{id: "none", open: true, do: s.nothing})
+	})
+	return s, nil
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.crossOrigin(w, r) {
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// crossOrigin lets browsers in from the origins that are configured; true where the request was only the question whether it may come.
+func (s *Server) crossOrigin(w http.ResponseWriter, r *http.Request) bool {
+	origin := r.Header.Get("Origin")
+	if origin == "" || !slices.Contains(s.opt.Origins, origin) && !slices.Contains(s.opt.Origins, "*") {
+		return false
+	}
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Add("Vary", "Origin")
+	h.Set("Access-Control-Expose-Headers", strings.Join([]string{headerCorrelation, headerExecution, "Retry-After", "Location"}, ", "))
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", strings.Join(s.methods, ", "))
+	h.Set("Access-Control-Allow-Headers", strings.Join([]string{"Authorization", "Content-Type", headerKey, headerCorrelation, headerTrace}, ", "))
+	h.Set("Access-Control-Max-Age", "600")
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+// route is one method and path.
+type route struct {
+	method, path string
+	// id names it in metrics, logs and the document.
+	id, about string
+	// open routes need no credential; others any of the scopes.
+	open   bool
+	scopes tenant.Scopes
+	// body is the most bytes of one, 0: none is taken; media is its type.
+	body  int64
+	media string
+	// keyed routes take an idempotency key; query are the parameters.
+	keyed bool
+	query []string
+	// long calls end when what they wait for does.
+	long bool
+	do   func(*call) error
+	// What the document says: the body's schema; a value of the type of each answer, nil for bytes; one of the events of a stream; and the
+	// statuses of errors beside those that every route has.
+	request schema
+	answers map[int]any
+	stream  any
+	errors  []int
+}
+
+// call is one request under way.
+type call struct {
+	*Server
+	w   http.ResponseWriter
+	r   *http.Request
+	rc  *http.ResponseController
+	ctx context.Context //nolint:containedctx // it is the request's, with what the edge adds
+	p   principal.Principal
+	// key is the idempotency key, empty without one.
+	key string
+	// status is what was answered; 0 until then.
+	status int
+	// release gives back what the credential holds, once the call is answered.
+	release func()
+}
+
+// serve puts the edge around a route's handler.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
+	begin := time.Now()
+	ctx := edge.Correlate(r.Context(), r.Header.Get(headerCorrelation), r.Header.Get(headerTrace))
+	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
+	ctx, span := s.opt.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, "http."+to.id,
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", Base+to.path)))
+	defer span.End()
+	if !to.long {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, unaryTime)
+		defer cancel()
+	}
+	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
+	defer func() { c.release() }()
+	w.Header().Set(headerCorrelation, telemetry.Correlation(ctx))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
+	err := c.run(to)
+	s.Finish(c.ctx, to.id, begin, err)
+	if err != nil {
+		span.SetStatus(codes.Error, string(fault.From(err).Reason))
+		if fault.CodeOf(err) != fault.InvalidArgument { // what is wrong with a request is so whatever else is over
+			err = s.Shown(c.ctx, err)
+		}
+		c.fail(err)
+	}
+}
+
+// run is the call from its credential on.
+func (c *call) run(to route) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler { //nolint:errorlint // it is the value itself that is thrown
+				panic(p)
+			}
+			err = c.Recovered(c.ctx, p)
+		}
+	}()
+	if to.open {
+		return to.do(c)
+	}
+	ctx, release, err := c.Door.Admit(c.ctx, credential(c.r.Header), false)
+	c.release = release
+	if err != nil {
+		return err
+	}
+	c.ctx = ctx
+	if c.p, err = principal.From(ctx); err != nil {
+		return err
+	}
+	if err := c.p.Need(to.scopes); err != nil {
+		return err
+	}
+	bad := map[string]string{}
+	c.readKey(to, bad)
+	c.readQuery(to, bad)
+	if err := invalid(bad); err != nil {
+		return err
+	}
+	if err := c.Reachable(ctx); err != nil {
+		return err
+	}
+	return to.do(c)
+}
+
+// credential is the one of a request; two are none that could be good.
+func credential(h http.Header) string {
+	switch all := h["Authorization"]; len(all) {
+	case 0:
+		return ""
+	case 1:
+		if all[0] != "" {
+			return all[0]
+		}
+	}
+	return "none"
+}
+
+func (c *call) readKey(to route, bad map[string]string) {
+	all := c.r.Header[headerKey]
+	switch {
+	case len(all) == 0:
+	case !to.keyed:
+		// Of no meaning where nothing is changed.
+	case len(all) > 1:
+		bad["idempotency-key"] = "is given twice"
+	case all[0] == "":
+		bad["idempotency-key"] = "must be 1 to 200 printable ASCII characters without spaces"
+	default:
+		c.key = all[0]
+	}
+}
+
+func (c *call) readQuery(to route, bad map[string]string) {
+	if strings.Contains(c.r.URL.RawQuery, ";") {
+		bad["query"] = "cannot be read"
+		return
+	}
+	for name, values := range c.r.URL.Query() {
+		switch {
+		case !slices.Contains(to.query, name):
+			bad[name] = "is not a parameter of this route"
+		case len(values) > 1:
+			bad[name] = "is given twice"
+		}
+	}
+}
+
+// sandbox is the id in the path. What is no id is one that nobody has.
+func (c *call) sandbox() (string, error) {
+	return c.pathID("id", fault.ReasonSandboxNotFound, "sandbox")
+}
+
+func (c *call) execution() (string, error) {
+	return c.pathID("execution_id", fault.ReasonExecNotFound, "exec")
+}
+
+func (c *call) pathID(name string, reason fault.Reason, what string) (string, error) {
+	id := strings.ToLower(c.r.PathValue(name))
+	if !ids.Valid(id) {
+		return "", fault.Newf(fault.NotFound, reason, "there is no %s %.64q", what, c.r.PathValue(name))
+	}
+	return id, nil
+}
+
+// nothing answers for a path, or a method of a path, that no route has.
+func (s *Server) nothing(c *call) error {
+	var allowed []string
+	for _, m := range s.methods {
+		other := c.r.Clone(c.ctx)
+		other.Method = m
+		if _, pattern := s.mux.Handler(other); pattern != "/" && pattern != "" {
+			allowed = append(allowed, m)
+		}
+	}
+	if len(allowed) == 0 {
+		return fault.New(fault.NotFound, fault.ReasonRouteNotFound, "there is no such route; see "+Base+"/openapi.json")
+	}
+	slices.Sort(allowed)
+	c.w.Header().Set("Allow", strings.Join(allowed, ", "))
+	return fault.New(fault.FailedPrecondition, fault.ReasonMethod, "this path takes "+strings.Join(allowed, ", "))
+}
+
+// clientGone reports whether nobody is there to be answered.
+func (c *call) clientGone() bool { return errors.Is(c.r.Context().Err(), context.Canceled) }
