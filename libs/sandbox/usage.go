@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"math/bits"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -59,8 +60,14 @@ func mean(a, b uint64, aTime, bTime time.Duration) uint64 {
 	if aTime+bTime <= 0 {
 		return max(a, b)
 	}
-	wa := float64(aTime) / float64(aTime+bTime)
-	return uint64(float64(a)*wa + float64(b)*(1-wa))
+	// Whole numbers, in 128 bits: what is billed must not depend on how a machine rounds.
+	ta, tb := uint64(max(aTime, 0)), uint64(max(bTime, 0))
+	aHigh, aLow := bits.Mul64(a, ta)
+	bHigh, bLow := bits.Mul64(b, tb)
+	low, carry := bits.Add64(aLow, bLow, 0)
+	high, _ := bits.Add64(aHigh, bHigh, carry)
+	q, _ := bits.Div64(high, low, ta+tb)
+	return q
 }
 
 func clone(u *commonv1.UsageMetrics) *commonv1.UsageMetrics {
