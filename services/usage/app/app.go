@@ -2,6 +2,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type Config struct {
 	// NativePort and HTTPPort are those of the built-in engine, on loopback. 0: 9000 and 8123 if they are free, otherwise any.
 	// -1: any.
 	NativePort, HTTPPort int
+	// RollEvery is how often hours are added up: 15 s.
+	RollEvery time.Duration
 }
 
 // Validate reports every mistake at once.
@@ -55,6 +58,9 @@ func (c Config) Validate() error {
 		if port < -1 || port > 65535 {
 			errs = append(errs, fmt.Errorf("%s: %d is not a port", name, port))
 		}
+	}
+	if c.RollEvery < 0 {
+		errs = append(errs, errors.New("roll interval: is negative"))
 	}
 	if c.NativePort > 0 && c.NativePort == c.HTTPPort {
 		errs = append(errs, errors.New("http port: the native port has the same number"))
@@ -91,6 +97,8 @@ type App struct {
 	projector *project.Projector
 	nc        *nats.Conn
 	log       *slog.Logger
+	rollups   *rollups
+	rollEvery time.Duration
 }
 
 const (
@@ -105,7 +113,7 @@ func New(ctx context.Context, c Config, d Deps) (*App, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("configuration of usage: %w", err)
 	}
-	a := &App{nc: d.NC, log: d.Log}
+	a := &App{nc: d.NC, log: d.Log, rollEvery: cmp.Or(c.RollEvery, rollEvery)}
 	if err := a.open(ctx, c, d); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
@@ -125,6 +133,9 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 		return err
 	}
 	if err := a.schema(ctx); err != nil {
+		return err
+	}
+	if a.rollups, err = newRollups(d.Registerer); err != nil {
 		return err
 	}
 	a.projector, err = project.New(ctx, project.Config{JS: d.JS, Sink: a.conn, Log: d.Log, Registerer: d.Registerer, Tracer: d.Tracer})
@@ -190,6 +201,7 @@ func (a *App) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.projector.Run(ctx) })
 	g.Go(func() error { return a.answer(ctx) })
+	g.Go(func() error { return a.roll(ctx) })
 	err := g.Wait()
 	return errors.Join(err, a.Close())
 }

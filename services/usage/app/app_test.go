@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/usage/app"
@@ -48,7 +49,7 @@ func TestAnExecsRowIsAnsweredAsSoonAsItIsProjected(t *testing.T) {
 		t.Skip("-short: a real ClickHouse")
 	}
 	n := natstest.Start(t)
-	a, err := app.New(t.Context(), app.Config{Dir: t.TempDir(), NativePort: -1, HTTPPort: -1},
+	a, err := app.New(t.Context(), app.Config{Dir: t.TempDir(), NativePort: -1, HTTPPort: -1, RollEvery: 100 * time.Millisecond},
 		app.Deps{NC: n.NC, JS: n.JS, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), Progress: func(s string) { t.Log(s) }})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -81,6 +82,12 @@ func TestAnExecsRowIsAnsweredAsSoonAsItIsProjected(t *testing.T) {
 	row := ask(&commandsv1.UsageQuery{TenantId: "acme", SandboxId: sandbox}).GetRows()[0]
 	require.Equal(t, fmt.Sprint(usage, "exec_command", 3, 4, 5), fmt.Sprint(row.GetId(), row.GetEventType(), row.GetExitCode(), row.GetUsage().GetCpuMs(), row.GetWallTimeMs()))
 	require.Empty(t, ask(&commandsv1.UsageQuery{TenantId: "other", SandboxId: sandbox}).GetRows(), "another tenant's row")
+	// What it cost is in its hour soon after.
+	require.Eventually(t, func() bool {
+		w, _, err := app.Hours(t.Context(), "clickhouse://default@"+a.Address().Native, "acme", false)
+		require.NoError(t, err)
+		return w.Total("acme")[metering.ExecCPU] == 4000
+	}, 20*time.Second, 50*time.Millisecond)
 	bad := ask(&commandsv1.UsageQuery{TenantId: "acme", SandboxId: "x", Limit: 1 << 31})
 	require.EqualValues(t, codes.InvalidArgument, bad.GetGrpcCode())
 	require.Len(t, bad.GetError().GetFields(), 2)

@@ -35,7 +35,10 @@ func tables(t *testing.T, address string) []string {
 func TestMigrationsGoUpAgainDownAndUp(t *testing.T) {
 	e := enginetest.Start(t, "")
 	c := enginetest.Open(t, e.URL())
-	want := []string{"sandbox_usage", "usage_events", "usage_events_raw"}
+	want := []string{
+		"invoice_lines", "sandbox_usage", "usage_daily", "usage_daily_raw", "usage_events", "usage_events_raw", "usage_hourly", "usage_hourly_raw",
+		"usage_late", "usage_prices", "usage_readings", "usage_rollup", "usage_watermarks", "usage_windows", "usage_windows_raw",
+	}
 	require.Equal(t, want, tables(t, e.URL()))
 	require.NoError(t, c.Up(t.Context()))
 	require.Equal(t, want, tables(t, e.URL()))

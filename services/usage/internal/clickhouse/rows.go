@@ -13,14 +13,17 @@ import (
 const (
 	ExecCommand   = "exec_command"
 	SandboxUptime = "sandbox_uptime"
+	// SandboxReading and WorkspaceReading are one row for each event: what the rollups are made from.
+	SandboxReading   = "sandbox_reading"
+	WorkspaceReading = "workspace_reading"
 )
 
 // Row is a row of agents.usage_events_raw. For the meaning of the sort key (Tenant, Sandbox, ID) see the migration.
 type Row struct {
 	ID uuid.UUID
-	// Type is ExecCommand or SandboxUptime.
+	// Type is one of the event types.
 	Type string
-	// Outcome of an exec: completed, lost. State of a sandbox: ready, stopped, failed, destroyed.
+	// Outcome of an exec: completed, lost. State of a sandbox: ready, stopped, failed, destroyed. Of a reading: a metering.Kind.
 	Outcome, Tenant, Session, Org string
 	// Exec is zero in the row of a sandbox.
 	Sandbox, Exec uuid.UUID
@@ -46,6 +49,10 @@ type Row struct {
 	// Seq is the stream sequence: of two rows with one key the higher one counts.
 	Seq    uint64
 	Schema uint16
+	// CPULimit is thousandths of a core, MemoryLimit and Workspace are bytes: what the sandbox of a reading was given.
+	CPULimit, MemoryLimit, Workspace uint64
+	// OutputKept is how many bytes of an exec's output are recorded.
+	OutputKept uint64
 }
 
 // column is one column of the table and how to make room for its values.
@@ -84,6 +91,10 @@ var columns = []column{
 	pick("event_id", func(r *Row) *uuid.UUID { return &r.EventID }),
 	pick("stream_seq", func(r *Row) *uint64 { return &r.Seq }),
 	pick("schema_version", func(r *Row) *uint16 { return &r.Schema }),
+	pick("cpu_limit_millis", func(r *Row) *uint64 { return &r.CPULimit }),
+	pick("memory_limit_bytes", func(r *Row) *uint64 { return &r.MemoryLimit }),
+	pick("workspace_bytes", func(r *Row) *uint64 { return &r.Workspace }),
+	pick("output_kept_bytes", func(r *Row) *uint64 { return &r.OutputKept }),
 }
 
 var insertStatement = func() string {
@@ -122,8 +133,11 @@ func (c *Conn) Insert(ctx context.Context, name string, rows *Block) error {
 	return nil
 }
 
-// Clear removes every row.
+// Clear removes every row, and what was made from rows.
 func (c *Conn) Clear(ctx context.Context) error {
+	if err := c.forget(ctx); err != nil {
+		return err
+	}
 	if err := c.conn.Exec(ctx, "TRUNCATE TABLE agents.usage_events_raw"); err != nil {
 		return fmt.Errorf("remove all rows: %w", err)
 	}

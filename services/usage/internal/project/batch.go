@@ -18,8 +18,8 @@ const maxLinks = 64
 // batch is events that are inserted together.
 type batch struct {
 	rows clickhouse.Block
-	// row is the one that is being made.
-	row clickhouse.Row
+	// row is the one that is being made, reading a second one of the same event.
+	row, reading clickhouse.Row
 	// events and bytes count all of them, also those that make no row.
 	events, bytes int
 	// last is the sequence of the last one, stored when the stream took it, in Unix nanoseconds.

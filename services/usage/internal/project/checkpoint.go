@@ -226,3 +226,28 @@ func nanoseconds(t time.Time) int64 {
 	}
 	return t.UnixNano()
 }
+
+// Position is how far rows are complete.
+type Position struct {
+	// Seq is the last event whose row stands; At is when the stream took it.
+	Seq uint64
+	At  time.Time
+	// Life names the log and the mapping that the rows are of: sequences of two lives do not compare.
+	Life string
+	// Schema is the version of the mapping.
+	Schema uint16
+	// Mine: the checkpoint is one that this projector stored.
+	Mine bool
+}
+
+// Position reads the checkpoint. false: there is none yet, or the rows are being made anew.
+func (p *Projector) Position(ctx context.Context) (Position, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	c, _, err := p.load(ctx)
+	if err != nil || c.Clear || c.Seq == 0 || c.Stored.IsZero() || c.Version != schemaVersion {
+		return Position{}, false, err
+	}
+	life := fmt.Sprintf("%s:%s:%d", c.Incarnation, c.Epoch, c.Version)
+	return Position{Seq: c.Seq, At: c.Stored, Life: life, Schema: schemaVersion, Mine: c.Projector == p.id}, true, nil
+}

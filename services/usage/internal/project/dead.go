@@ -81,15 +81,25 @@ func (p *Projector) redrive(ctx context.Context, seq uint64) error {
 	}
 	m := feed.Stored(stored)
 	beside := &Projector{js: p.js, log: p.log, metrics: p.metrics, owners: newOwners(p.js), words: newWords()}
-	var row clickhouse.Row
-	made, err := beside.row(ctx, &row, m, m.Head())
+	b := &batch{}
+	made, err := beside.row(ctx, b, m, m.Head())
 	var bad *unusable
 	switch {
 	case errors.As(err, &bad):
 		return bad.fault()
-	case err != nil || !made:
+	case err != nil || made == 0:
 		return err
 	}
-	rows := clickhouse.Rows(row)
-	return p.write(ctx, token(stream.CachedInfo().Config.Metadata[topology.MetaIncarnation], rows), rows)
+	rows := clickhouse.Rows(b.row)
+	if made > 1 {
+		rows.Add(&b.reading)
+	}
+	if err := p.write(ctx, token(stream.CachedInfo().Config.Metadata[topology.MetaIncarnation], rows), rows); err != nil {
+		return err
+	}
+	// The hours that the row belongs to may have been added up without it. Where this fails the letter stays, and is redriven again.
+	if err := p.sink.Late(ctx, b.row.Tenant, b.row.Sandbox); err != nil {
+		return fmt.Errorf("note a late row: %w", err)
+	}
+	return nil
 }

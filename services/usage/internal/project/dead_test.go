@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -31,6 +32,8 @@ type ledger struct {
 }
 
 func (l *ledger) Clear(context.Context) error { return nil }
+
+func (l *ledger) Late(context.Context, string, uuid.UUID) error { return nil }
 
 func (l *ledger) Insert(_ context.Context, _ string, rows *clickhouse.Block) error {
 	l.mu.Lock()

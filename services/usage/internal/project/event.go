@@ -12,6 +12,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/feed"
+	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
@@ -36,13 +37,16 @@ func (p *Projector) add(ctx context.Context, b *batch, m feed.Message) error {
 	}
 	panics := 0
 	for attempt := 1; ; attempt++ {
-		made, err := p.row(ctx, &b.row, m, h)
+		made, err := p.row(ctx, b, m, h)
 		if reason, cause := dead(err, &panics); reason != "" {
 			err = p.bury(ctx, m, reason, attempt, cause)
 		}
 		if err == nil {
-			if made {
+			if made > 0 {
 				b.rows.Add(&b.row)
+			}
+			if made > 1 {
+				b.rows.Add(&b.reading)
 			}
 			return nil
 		}
@@ -55,57 +59,63 @@ func (p *Projector) add(ctx context.Context, b *batch, m feed.Message) error {
 	}
 }
 
-// row makes the row of an event; false where it makes none. *unusable: it never will. A panic is an error.
-func (p *Projector) row(ctx context.Context, row *clickhouse.Row, m feed.Message, h envelope.Head) (made bool, err error) {
+// row makes the rows of an event, none, one or two, in b. *unusable: it never will. A panic is an error.
+func (p *Projector) row(ctx context.Context, b *batch, m feed.Message, h envelope.Head) (made int, err error) {
 	defer func() {
 		if caught := recover(); caught != nil {
-			made, err = false, dlq.Caught(caught)
+			made, err = 0, dlq.Caught(caught)
 		}
 	}()
 	agg, err := subject.ParseEvent(m.Subject)
 	if err != nil {
 		if subject.Future(m.Subject) {
 			p.metrics.unknown.Inc()
-			return false, nil
+			return 0, nil
 		}
-		return false, &unusable{"its subject is not that of an event", err}
+		return 0, &unusable{"its subject is not that of an event", err}
 	}
-	if agg.Kind != subject.KindExec && agg.Kind != subject.KindSandbox {
+	if agg.Kind != subject.KindExec && agg.Kind != subject.KindSandbox && agg.Kind != subject.KindWorkspace {
 		p.metrics.free.Inc()
-		return false, nil
+		return 0, nil
 	}
 	if h.Type != "" && !types[h.Type] {
 		if _, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(h.Type)); err != nil {
 			p.metrics.unknown.Inc()
-			return false, nil //nolint:nilerr // a type of a newer program
+			return 0, nil //nolint:nilerr // a type of a newer program
 		}
 		p.metrics.free.Inc()
-		return false, nil
+		return 0, nil
 	}
 	if h.Type == typeCompleted && agg.Kind == subject.KindExec {
 		owner, err := p.owners.of(ctx, agg)
 		if err != nil {
-			return false, err
+			return 0, err
 		}
-		if *row = (clickhouse.Row{}); p.words.quick(row, m, h, agg, owner) {
-			return true, nil
+		if b.row = (clickhouse.Row{}); p.words.quick(&b.row, m, h, agg, owner) {
+			return 1, nil
 		}
 	}
 	e, err := envelope.DecodeHead(m.Subject, m.Seq, h, m.Data)
 	if err != nil {
-		return false, &unusable{undecodable, err}
+		return 0, &unusable{undecodable, err}
 	}
 	if requested, ok := e.Body.(*eventsv1.SandboxRequested); ok {
-		p.owners.put(agg, Owner{Session: requested.GetSessionId(), Org: requested.GetOrgId()})
+		p.owners.put(agg, metering.OwnerOf(requested))
 		p.metrics.free.Inc()
-		return false, nil
+		return 0, nil
 	}
 	owner, err := p.owners.of(ctx, agg)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	if *row, err = Map(e, agg, owner); err != nil {
-		return false, err
+	if b.row, err = Map(e, agg, owner); err != nil {
+		return 0, err
 	}
-	return true, nil
+	if agg.Kind != subject.KindSandbox {
+		return 1, nil
+	}
+	if b.reading, err = MapReading(b.row, e, agg, owner); err != nil {
+		return 0, err
+	}
+	return 2, nil
 }

@@ -11,15 +11,16 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
 
 // schemaVersion is the version of the mapping below. A change of what a column means raises it, and the log is projected again.
-const schemaVersion = 1
+const schemaVersion = 2
 
-// Owner is for whom a sandbox runs, beside its tenant.
-type Owner struct{ Session, Org string }
+// Owner is for whom a sandbox runs, beside its tenant, and what it was given.
+type Owner = metering.Owner
 
 // Bounds of the column occurred_at.
 var (
@@ -31,13 +32,15 @@ var (
 var costing = []proto.Message{
 	&eventsv1.ExecCompleted{}, &eventsv1.ExecLost{},
 	&eventsv1.SandboxReady{}, &eventsv1.SandboxUsageSampled{}, &eventsv1.SandboxStopped{}, &eventsv1.SandboxFailed{}, &eventsv1.SandboxDestroyed{},
+	&eventsv1.WorkspaceReleased{}, &eventsv1.WorkspaceDeleted{},
 }
 
 // Map makes the row of an event that costs something. The same event and owner make the same row. An error is an *unusable: an id
 // that is none, a tenant that is not the subject's.
 //
 // An exec has one row, under its usage_event_id. A sandbox has one row over its whole life, under ids.Usage of its own id: its
-// facts are cumulative and the latest one stands.
+// facts are cumulative and the latest one stands. A fact of a sandbox has a second row besides, see MapReading; one of a workspace
+// has only that.
 func Map(e envelope.Recorded, agg subject.Aggregate, o Owner) (clickhouse.Row, error) {
 	row := clickhouse.Row{
 		Tenant: agg.Tenant, Session: o.Session, Org: o.Org, OccurredAt: e.Time.UTC(), Seq: e.Seq, Schema: schemaVersion,
@@ -55,10 +58,28 @@ func Map(e envelope.Recorded, agg subject.Aggregate, o Owner) (clickhouse.Row, e
 	if row.Sandbox, err = uuid.Parse(agg.Sandbox); err != nil {
 		return row, &unusable{"its sandbox id is not a UUID", err}
 	}
-	if agg.Kind == subject.KindExec {
+	switch agg.Kind {
+	case subject.KindExec:
 		return mapExec(row, e, agg)
+	case subject.KindWorkspace:
+		return MapReading(row, e, agg, o)
 	}
 	return mapSandbox(row, e)
+}
+
+// MapReading makes the row of a fact of a sandbox or workspace by itself, from the row that Map makes: it stands under the id of
+// its event, so that what was used between two facts can be told.
+func MapReading(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate, o Owner) (clickhouse.Row, error) {
+	r, ok := metering.Read(e, agg)
+	if !ok {
+		return row, &unusable{"it stands on the subject of a workspace and is not of one", nil}
+	}
+	row.ID, row.Type, row.Outcome = row.EventID, clickhouse.SandboxReading, string(r.Kind)
+	if agg.Kind == subject.KindWorkspace {
+		row.Type = clickhouse.WorkspaceReading
+	}
+	row.CPULimit, row.MemoryLimit, row.Workspace = o.CPUMillis, o.MemoryBytes, o.WorkspaceBytes
+	return row, nil
 }
 
 func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (clickhouse.Row, error) {
@@ -74,11 +95,13 @@ func mapExec(row clickhouse.Row, e envelope.Recorded, agg subject.Aggregate) (cl
 		row.Outcome, row.ExitCode, row.Signal, row.Reason = "completed", &code, b.GetSignal(), b.GetReason()
 		row.WallMillis, row.Method = b.GetWallTimeUs()/1000, b.GetUsageMethod()
 		row.StdoutBytes, row.StderrBytes = b.GetStdout().GetBytes(), b.GetStderr().GetBytes()
+		row.OutputKept = metering.Kept(b.GetStdout()) + metering.Kept(b.GetStderr())
 		setUsage(&row, b.GetUsage())
 		usageID, session = b.GetUsageEventId(), b.GetSessionId()
 	case *eventsv1.ExecLost:
 		row.Outcome, row.Reason, row.WallMillis = "lost", b.GetReason(), b.GetWallTimeUs()/1000
 		row.StdoutBytes, row.StderrBytes = b.GetStdoutBytes(), b.GetStderrBytes()
+		row.OutputKept = b.GetStdoutBytes() + b.GetStderrBytes()
 		setUsage(&row, b.GetUsage())
 		usageID, session = b.GetUsageEventId(), b.GetSessionId()
 	default:

@@ -10,11 +10,12 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
-// ownersKept bounds each of the two generations of owners, about 10 MB together.
+// ownersKept bounds each of the two generations of owners, about 14 MB together.
 const ownersKept = 32_768
 
 // owners knows for whom each sandbox runs. What it has seen pass by, or looked up, it keeps for a while: two maps, of which the
@@ -59,7 +60,7 @@ func (o *owners) of(ctx context.Context, agg subject.Aggregate) (Owner, error) {
 	if m != nil {
 		if e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data); err == nil {
 			if b, ok := e.Body.(*eventsv1.SandboxRequested); ok {
-				v = Owner{Session: b.GetSessionId(), Org: b.GetOrgId()}
+				v = metering.OwnerOf(b)
 			}
 		}
 	}

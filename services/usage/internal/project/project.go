@@ -20,6 +20,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
@@ -59,6 +60,8 @@ type Sink interface {
 	Insert(ctx context.Context, token string, rows *clickhouse.Block) error
 	// Clear removes every row.
 	Clear(ctx context.Context) error
+	// Late says that a row of a sandbox comes behind the checkpoint.
+	Late(ctx context.Context, tenant string, sandbox uuid.UUID) error
 }
 
 // Config of a projector.

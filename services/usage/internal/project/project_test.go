@@ -336,6 +336,8 @@ type switching struct {
 
 func (s *switching) Clear(context.Context) error { return errors.New("ClickHouse is down") }
 
+func (s *switching) Late(context.Context, string, uuid.UUID) error { return nil }
+
 func (s *switching) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
 	return s.to.Load().Insert(ctx, token, rows)
 }

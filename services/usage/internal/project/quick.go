@@ -52,7 +52,10 @@ func (w *words) meta(row *clickhouse.Row, h envelope.Head, agg subject.Aggregate
 
 // completed reads the fields of an ExecCompleted.
 func (w *words) completed(row *clickhouse.Row, data []byte) bool {
-	var code int32
+	var (
+		code    int32
+		dropped [2]uint64
+	)
 	for len(data) > 0 {
 		number, kind, n := protowire.ConsumeTag(data)
 		if n < 0 {
@@ -79,7 +82,7 @@ func (w *words) completed(row *clickhouse.Row, data []byte) bool {
 			}
 		case protowire.BytesType:
 			v, n := protowire.ConsumeBytes(data)
-			if n < 0 || !w.part(row, number, v) {
+			if n < 0 || !w.part(row, &dropped, number, v) {
 				return false
 			}
 			data = data[n:]
@@ -88,19 +91,20 @@ func (w *words) completed(row *clickhouse.Row, data []byte) bool {
 		}
 	}
 	row.ExitCode = exitCode(code)
+	row.OutputKept = row.StdoutBytes - min(row.StdoutBytes, dropped[0]) + row.StderrBytes - min(row.StderrBytes, dropped[1])
 	// Without an id of its own it gets one from the event's, by the general way.
 	return row.ID != (uuid.UUID{})
 }
 
-// part reads one text or message of an ExecCompleted.
-func (w *words) part(row *clickhouse.Row, number protowire.Number, v []byte) bool {
+// part reads one text or message of an ExecCompleted. dropped is of standard output and error.
+func (w *words) part(row *clickhouse.Row, dropped *[2]uint64, number protowire.Number, v []byte) bool {
 	switch number {
 	case 6:
 		return usage(row, v)
 	case 8:
-		return output(&row.StdoutBytes, v)
+		return output(&row.StdoutBytes, &dropped[0], v)
 	case 9:
-		return output(&row.StderrBytes, v)
+		return output(&row.StderrBytes, &dropped[1], v)
 	}
 	if !utf8.Valid(v) {
 		return false
@@ -145,8 +149,8 @@ func usage(row *clickhouse.Row, data []byte) bool {
 	return true
 }
 
-// output reads the number of bytes of an Output.
-func output(to *uint64, data []byte) bool {
+// output reads how many bytes an Output has, and how many of them were dropped.
+func output(to, dropped *uint64, data []byte) bool {
 	for len(data) > 0 {
 		number, kind, n := protowire.ConsumeTag(data)
 		if n < 0 {
@@ -162,6 +166,8 @@ func output(to *uint64, data []byte) bool {
 			data = data[n:]
 			if number == 1 {
 				*to = v
+			} else {
+				*dropped = v
 			}
 		case kind == protowire.BytesType && number == 3:
 			_, n := protowire.ConsumeBytes(data)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -54,7 +55,7 @@ func TestACorrectedMappingReplacesTheRows(t *testing.T) {
 			run(t, n.JS, c)
 			awaitDone(t, n.JS)
 			require.Equal(t, sum(5, 30), ask(t, e.HTTP(), totals))
-			require.Equal(t, "150\t150\t150", ask(t, e.HTTP(), "SELECT count(), countIf(session_id LIKE 'session-%' AND schema_version = 1),"+
+			require.Equal(t, "150\t150\t150", ask(t, e.HTTP(), "SELECT count(), countIf(session_id LIKE 'session-%' AND schema_version = 2),"+
 				" countIf(occurred_at BETWEEN '2026-05-31' AND '2026-06-01 23:00:00') FROM agents.usage_events"))
 		})
 	}
@@ -98,6 +99,8 @@ func TestARestartOfTheBrokerLosesNothing(t *testing.T) {
 type stuck struct{ entered chan struct{} }
 
 func (s *stuck) Clear(context.Context) error { return nil }
+
+func (s *stuck) Late(context.Context, string, uuid.UUID) error { return nil }
 
 func (s *stuck) Insert(ctx context.Context, _ string, _ *clickhouse.Block) error {
 	select {

@@ -1,0 +1,80 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
+)
+
+const (
+	// rollEvery is how often hours are added up, rollTime bounds one time.
+	rollEvery = 15 * time.Second
+	rollTime  = 10 * time.Minute
+)
+
+// rollups are the metrics of adding up.
+type rollups struct {
+	failures prometheus.Counter
+	seconds  prometheus.Histogram
+	seq      prometheus.Gauge
+}
+
+func newRollups(r prometheus.Registerer) (*rollups, error) {
+	const ns, sub = "sandtrail", "usage"
+	m := &rollups{
+		failures: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: ns, Subsystem: sub, Name: "rollup_failures_total", Help: "Failed attempts to add hours up; they are late then, not wrong.",
+		}),
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: ns, Subsystem: sub, Name: "rollup_seconds", Help: "Time of adding up the hours that had changed.", Buckets: prometheus.ExponentialBuckets(0.01, 2, 14),
+		}),
+		seq: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: ns, Subsystem: sub, Name: "rollup_sequence", Help: "Sequence of the log up to which this service has added hours up.",
+		}),
+	}
+	for _, c := range []prometheus.Collector{m.failures, m.seconds, m.seq} {
+		if err := r.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return m, nil
+}
+
+// roll keeps the rollups up with the rows until ctx ends. Only the service whose projector is at work does, which spares the others
+// the work; two that do so at once disturb nobody.
+func (a *App) roll(ctx context.Context) error {
+	every := a.rollEvery
+	for ctx.Err() == nil {
+		if err := a.rollOnce(ctx); err != nil && ctx.Err() == nil {
+			a.rollups.failures.Inc()
+			a.log.WarnContext(ctx, "cannot add hours up, trying again", "error", err)
+		}
+		t := time.NewTimer(every)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+		case <-t.C:
+		}
+	}
+	return nil
+}
+
+func (a *App) rollOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, rollTime)
+	defer cancel()
+	p, ok, err := a.projector.Position(ctx)
+	if err != nil || !ok || !p.Mine {
+		return err
+	}
+	start := time.Now()
+	if err := a.conn.Roll(ctx, clickhouse.Mark{Life: p.Life, Seq: p.Seq, At: p.At, Schema: p.Schema}); err != nil {
+		return err
+	}
+	a.rollups.seconds.Observe(time.Since(start).Seconds())
+	a.rollups.seq.Set(float64(p.Seq))
+	return nil
+}
