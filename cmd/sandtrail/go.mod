@@ -17,6 +17,7 @@ require (
 	github.com/alecthomas/kong v1.17.0
 	github.com/nats-io/nats.go v1.55.0
 	github.com/nats-io/nkeys v0.4.17
+	github.com/prometheus/client_golang v1.25.0
 	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
 	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
 	github.com/sandtrail/sandtrail/services/exec v0.0.0-00010101000000-000000000000
@@ -98,7 +99,6 @@ require (
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	github.com/pressly/goose/v3 v3.30.0 // indirect
-	github.com/prometheus/client_golang v1.25.0 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.23.0 // indirect

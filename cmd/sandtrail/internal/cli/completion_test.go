@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/cli"
+	usageapp "github.com/sandtrail/sandtrail/services/usage/app"
 )
 
 // asProgram names a file; set, the test's binary is `sandtrail`: it completes, and writes any other command line there.
@@ -25,6 +26,8 @@ const asProgram = "SANDTRAIL_TEST_WORDS"
 func TestMain(m *testing.M) {
 	words := os.Getenv(asProgram)
 	switch {
+	case usageapp.IsEngine():
+		os.Exit(usageapp.EngineMain())
 	case words == "":
 		os.Exit(m.Run())
 	case len(os.Args) > 1 && slices.Contains([]string{"completion", "__complete"}, os.Args[1]):

@@ -35,7 +35,7 @@ const (
 	ExitUnknown = 244
 	// ExitCancelled: you interrupted it.
 	ExitCancelled = 245
-	// ExitDifferent: the topology is not as it should be.
+	// ExitDifferent: the topology is not as it should be, or usage is not what the log says.
 	ExitDifferent = 246
 	// ExitTampered: what was checked is not what was recorded: the log, an export, or a proof.
 	ExitTampered = 247
@@ -51,7 +51,7 @@ const exitHelp = `Exit codes:
   243  the server was not reached or did not answer in time
   244  an exec was accepted and its outcome is not known
   245  interrupted
-  246  topology diff: the server differs from what it should have
+  246  topology diff: the server differs from what it should have; usage verify: ClickHouse differs from the log
   247  audit: the log, the export or the proof is not what was recorded
   249  anything else
 `

@@ -12,7 +12,11 @@ import (
 
 // Usage is `sandtrail usage`.
 type Usage struct {
-	Ls UsageLs `cmd:"" help:"List usage rows, newest first."`
+	Ls      UsageLs      `cmd:"" help:"List usage rows, newest first."`
+	Show    UsageShow    `cmd:"" help:"Show what was used, by hour, day, month, tenant, session or sandbox."`
+	Top     UsageTop     `cmd:"" help:"Show who used most."`
+	Explain UsageExplain `cmd:"" help:"Show which events lead to a row, and by which arithmetic."`
+	Verify  UsageVerify  `cmd:"" help:"Add the log up and compare with ClickHouse, to the last unit."`
 }
 
 // UsageLs is `sandtrail usage ls`.

@@ -37,6 +37,15 @@ func (p *Progress) Bytes(name string, done, total int64) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s  %s", Clean(name), text)
 }
 
+// Count tells how many of something are done.
+func (p *Progress) Count(name string, done, total uint64) {
+	if p.w == nil || time.Since(p.last) < progressEvery {
+		return
+	}
+	p.last, p.shown = time.Now(), true
+	fmt.Fprintf(p.w, "\r\x1b[K%s  %d of %d", Clean(name), done, total)
+}
+
 // Clear takes the line away.
 func (p *Progress) Clear() {
 	if p.w != nil && p.shown {
