@@ -47,6 +47,7 @@ func sameViews(w *world) []finding {
 		f.compare("receipt", w.Buckets[topology.BucketExec], want, func() proto.Message { return &commandsv1.ExecView{} })
 	}
 	f = append(f, w.sameRows()...)
+	f = append(f, w.sameHours()...)
 	return f
 }
 

@@ -81,6 +81,9 @@ func look(ctx context.Context, log *Log, from Sources) (Evidence, error) {
 		if e.Execs, e.Sandboxes, err = ReadRows(ctx, from.ClickHouse); err != nil {
 			return e, err
 		}
+		if e.Hours, err = ReadHours(ctx, from.ClickHouse); err != nil {
+			return e, err
+		}
 	}
 	if e.Buckets, err = log.Entries(ctx); err != nil {
 		return e, err

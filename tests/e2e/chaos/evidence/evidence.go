@@ -27,8 +27,10 @@ type Evidence struct {
 	Dead      []Message  `json:"dead"`
 	Hosts     []Host     `json:"-"`
 	// Execs and Sandboxes are the rows of agents.usage_events and agents.sandbox_usage.
-	Execs     []Row     `json:"-"`
-	Sandboxes []Row     `json:"-"`
+	Execs     []Row `json:"-"`
+	Sandboxes []Row `json:"-"`
+	// Hours are quantities as they were added up; nil where none were read.
+	Hours     *Hours    `json:"-"`
 	Witnesses []Witness `json:"-"`
 	// Appends are histories of appends with an expected sequence, see libs/eventlog/linear.
 	Appends []AppendHistory `json:"-"`
@@ -49,6 +51,13 @@ type Event struct {
 	Data    []byte              `json:"data"`
 	// Stored is when the server took it.
 	Stored time.Time `json:"stored"`
+}
+
+// Hours are the rows of agents.usage_hourly. Mark says up to where they are complete: stream_seq, and the log's clock there (at, Unix
+// milliseconds).
+type Hours struct {
+	Mark Row   `json:"mark"`
+	Rows []Row `json:"rows"`
 }
 
 // Transcript is the recorded output of an exec. A chunk that was stored twice is there twice.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 )
 
@@ -22,6 +23,28 @@ func ReadRows(ctx context.Context, url string) (execs, sandboxes []Row, err erro
 		return nil, nil, fmt.Errorf("read the rows of sandboxes: %w", err)
 	}
 	return execs, sandboxes, nil
+}
+
+// ReadHours reads the quantities by hour, and up to where in the log they are complete; nil where nothing has been added up yet, or is
+// just being added up.
+func ReadHours(ctx context.Context, url string) (*Hours, error) {
+	const mark = "SELECT stream_seq, toUnixTimestamp64Milli(at) AS at FROM agents.usage_rollup FINAL" + asNumbers
+	before, err := query(ctx, url, mark)
+	if err != nil {
+		return nil, fmt.Errorf("read the mark of hours: %w", err)
+	}
+	rows, err := query(ctx, url, "SELECT tenant_id, sandbox_id, session_id, meter, toInt64(toUnixTimestamp(hour)) * 1000 AS hour, quantity FROM agents.usage_hourly"+asNumbers)
+	if err != nil {
+		return nil, fmt.Errorf("read hours: %w", err)
+	}
+	after, err := query(ctx, url, mark)
+	if err != nil {
+		return nil, fmt.Errorf("read the mark of hours: %w", err)
+	}
+	if len(after) != 1 || !reflect.DeepEqual(before, after) {
+		return nil, nil //nolint:nilnil // as documented
+	}
+	return &Hours{Mark: after[0], Rows: rows}, nil
 }
 
 func query(ctx context.Context, url, sql string) ([]Row, error) {

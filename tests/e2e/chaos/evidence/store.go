@@ -25,6 +25,7 @@ func (e *Evidence) parts() []part {
 		{"hosts.json", &e.Hosts},
 		{"exec_rows.json", &e.Execs},
 		{"sandbox_rows.json", &e.Sandboxes},
+		{"hours.json", &e.Hours},
 		{"witnesses.json", &e.Witnesses},
 		{"appends.json", &e.Appends},
 		{"samples.json", &e.Samples},
