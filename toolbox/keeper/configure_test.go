@@ -2,7 +2,6 @@ package keeper_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,7 +22,7 @@ func unclaimed(s *launch.Spec) {
 func refused(t *testing.T, err error, reason string) {
 	t.Helper()
 	var answer *client.Error
-	require.True(t, errors.As(err, &answer), "%v", err)
+	require.ErrorAs(t, err, &answer)
 	require.Equal(t, reason, answer.Reason)
 }
 
