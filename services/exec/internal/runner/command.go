@@ -221,17 +221,18 @@ func (r *Runner) cancel(ctx context.Context, agg subject.Aggregate, cmd *command
 	if err != nil || x.Over() {
 		return x.LastSeq, err
 	}
+	if run := r.find(agg.ID); run != nil {
+		run.cancelled.Store(true)
+		run.wakeUp()
+	}
 	if x.State != sandbox.ExecRunning {
-		if run := r.find(agg.ID); run != nil {
-			run.wakeUp()
-		}
 		return x.LastSeq, nil
 	}
 	return x.LastSeq, r.kill(ctx, agg, x.CancelRequested)
 }
 
 // kill has the toolbox end the tree. A program that is not there yet (its start is on the way) is tried again for a moment; its
-// run asks for the cancellation itself before it starts anything.
+// run looks before and behind its start whether it was cancelled.
 func (r *Runner) kill(ctx context.Context, agg subject.Aggregate, reason string) error {
 	if reason == "" || reason == "client_gone" {
 		reason = sandbox.ReasonCancelled

@@ -52,6 +52,8 @@ type keeper struct {
 
 	// busy is how many Starts are refused for lack of a connection.
 	busy atomic.Int32
+	// starting is called before a program is started; may be nil.
+	starting func()
 
 	mu     sync.Mutex
 	execs  map[string]*process
@@ -109,6 +111,9 @@ func (k *keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 }
 
 func (k *keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
+	if k.starting != nil {
+		k.starting()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if p := k.execs[r.GetExecId()]; p != nil {

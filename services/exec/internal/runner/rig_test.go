@@ -44,6 +44,8 @@ type rig struct {
 	state string
 	box   string
 	logs  *lockedBuffer
+	// log of services, where it is not the plain one.
+	wrap func(Log) Log
 }
 
 type lockedBuffer struct {
@@ -118,8 +120,12 @@ func (r *rig) service(change func(*Config)) *service {
 	require.NoError(r.t, err)
 	toolboxes := client.NewPool(func(box string) func(context.Context) (net.Conn, error) { return client.KeeperDialer(r.state, box) })
 	r.t.Cleanup(toolboxes.Close)
+	log := Log(jslog.New(js))
+	if r.wrap != nil {
+		log = r.wrap(log)
+	}
 	run := New(r.t.Context(), cfg, Deps{
-		NC: nc, JS: js, Log: jslog.New(js), Relay: out, Key: r.key,
+		NC: nc, JS: js, Log: log, Relay: out, Key: r.key,
 		Toolbox: toolboxes.Client, Alive: toolboxes.Alive,
 		Sandboxes: func(context.Context) ([]string, error) { return []string{r.box}, nil },
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -37,6 +38,9 @@ type run struct {
 	// wake makes a waiting run look again. offers holds its command, delivered again.
 	wake   chan struct{}
 	offers chan *commandsv1.ExecCommand
+	// cancelled is set behind a recorded request for the exec's end: its program may be on the way to the toolbox, where none is to be
+	// ended yet.
+	cancelled atomic.Bool
 
 	// state and tail are as the log had them when last read or written here.
 	state       sandbox.Exec

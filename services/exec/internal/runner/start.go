@@ -68,6 +68,12 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 		err := x.startOnce(ctx, cmd, fresh)
 		var refused *client.Error
 		switch {
+		case err == nil && x.cancelled.Load():
+			x.mark(x.begun)
+			if err := x.reload(ctx); err != nil || x.state.Over() {
+				return err
+			}
+			return x.r.kill(ctx, x.agg, x.state.CancelRequested)
 		case err == nil:
 			x.mark(x.begun)
 			return nil
@@ -151,9 +157,10 @@ func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh 
 			}
 			return nil
 		}
-		if x.state.CancelRequested != "" {
-			return errCancelled
-		}
+	}
+	// Also of one that was taken just now: the request may have come in between.
+	if x.state.CancelRequested != "" || x.cancelled.Load() {
+		return errCancelled
 	}
 	req, err := x.request(cmd)
 	if err != nil {

@@ -17,7 +17,6 @@ type flags struct {
 	chassis.Flags
 	GRPC        string   `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
 	HTTP        string   `name:"http" default:"127.0.0.1:8080" help:"Address of the HTTP API."`
-	Ops         string   `placeholder:"ADDR" help:"Address of health and metrics; by default that of the HTTP API."`
 	KeysFile    string   `help:"File with API keys, beside those in the log; without one anybody on this host is let in (development mode)."`
 	RequireKeys bool     `help:"No development mode: every call needs a key, of the file or the log."`
 	Image       string   `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" help:"Image of a sandbox whose request over HTTP names none."`
@@ -34,10 +33,13 @@ func (f *flags) config() app.Config {
 
 func main() {
 	var f flags
-	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC, the HTTP API, health and metrics.")...)
+	kong.Parse(&f, chassis.Options("gateway", "The edge: gRPC and the HTTP API; health and metrics beside it, unless --ops gives them an address of their own.")...)
+	config := f.config()
+	// The gateway serves them itself: it knows more of its health than any service does.
+	f.Flags.Ops = ""
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(chassis.Run(ctx, "gateway", f.Flags, f.config().Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
-		return app.New(ctx, f.config(), app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
+	os.Exit(chassis.Run(ctx, "gateway", f.Flags, config.Validate, func(ctx context.Context, h chassis.Host) (chassis.Service, error) {
+		return app.New(ctx, config, app.Deps{NC: h.NC, Log: h.Log, Registry: h.Registry, Tracer: h.Tracer})
 	}))
 }

@@ -52,9 +52,7 @@ func (w *world) calls() findings {
 		case c.Op == journal.Exec, c.Op == journal.Attach:
 			w.executed(&f, c)
 		case c.Op == journal.Cancel:
-			if x := w.runs[c.Exec]; x == nil || !x.state.Over() {
-				f.add("exec "+c.Exec, "its cancel was acknowledged in call %d, and it has no end", c.Number)
-			}
+			w.cancelled(&f, c)
 		case c.Op == journal.Destroy:
 			if b := w.boxes[c.Sandbox]; b == nil || b.state.State != sandbox.Destroyed {
 				f.add("sandbox "+c.Sandbox, "its end was acknowledged in call %d, and it is not destroyed", c.Number)
@@ -62,6 +60,19 @@ func (w *world) calls() findings {
 		}
 	}
 	return f
+}
+
+func (w *world) cancelled(f *findings, c journal.Call) {
+	x := w.runs[c.Exec]
+	if x == nil || !x.state.Over() {
+		f.add("exec "+c.Exec, "its cancel was acknowledged in call %d, and it has no end", c.Number)
+		return
+	}
+	// Also by the toolbox's measure: the clocks of those who wrote the events may have been set meanwhile.
+	ran := time.Duration(x.state.Completed.GetWallTimeUs()) * time.Microsecond //nolint:gosec // a time
+	if on := x.state.EndedAt.Sub(c.Ended); on > w.settle && ran > w.settle {
+		f.add(x.agg.Subject(), "its cancel was acknowledged in call %d, and it ran on for %s", c.Number, on.Round(time.Second))
+	}
 }
 
 func (w *world) created(f *findings, c journal.Call, made []string) {

@@ -53,6 +53,11 @@ var outcomePlants = []plant{
 	{check.OneOutcome, "an acknowledged cancel of an exec that goes on", "its cancel was acknowledged", func(c *copyOf) {
 		drop[*eventsv1.ExecCompleted](c, c.execSubject("endless-0"))
 	}},
+	{check.OneOutcome, "an acknowledged cancel that an exec outlives", "it ran on for", func(c *copyOf) {
+		call := c.call(func(call journal.Call) bool { return call.Op == journal.Cancel && call.Answer == journal.Acknowledged })
+		call.Ended = call.Ended.Add(-time.Hour)
+		change(c, c.execSubject("endless-0"), func(b *eventsv1.ExecCompleted) { b.WallTimeUs = uint64(time.Hour.Microseconds()) })
+	}},
 	{check.OneOutcome, "a refused create that made a sandbox", "it was refused and made", func(c *copyOf) {
 		c.call(func(call journal.Call) bool { return call.Key == "freed" }).Answer = journal.Refused
 	}},
