@@ -127,7 +127,7 @@ func (b *birth) greet(ctx context.Context, pod *corev1.Pod) (runtime.Endpoint, e
 // hopeless: an agent that is another sandbox's, or was given another environment, never becomes this one's.
 func hopeless(err error) bool {
 	var answer *client.Error
-	return errors.As(err, &answer) && fault.Code(answer.Code) == fault.Conflict
+	return errors.As(err, &answer) && fault.Reason(answer.Reason) == fault.ReasonIllegalState
 }
 
 func (b *birth) created(pod *corev1.Pod, met runtime.Endpoint) runtime.Created {

@@ -269,7 +269,7 @@ func (a *agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.taken != nil && (a.taken.SandboxId != r.SandboxId || !maps.Equal(a.taken.Env, r.Env)) {
-		return nil, wire.NewError("conflict", "illegal_state", "it has another environment")
+		return nil, wire.NewError("failed_precondition", "illegal_state", "it has another environment")
 	}
 	if a.taken == nil && a.begin != nil {
 		if err := a.begin(r); err != nil {
