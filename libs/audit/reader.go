@@ -102,10 +102,7 @@ func (r *Reader) Next(ctx context.Context) ([]Entry, error) {
 			r.last = m.Last
 			continue
 		}
-		all, err := r.segment(n, m, ok)
-		if err != nil {
-			return nil, err
-		}
+		all := r.segment(n, m, ok)
 		for len(all) > 0 && all[0].Seq < r.from {
 			all = all[1:]
 		}
@@ -147,12 +144,12 @@ func (r *Reader) manifest(n uint64) (m manifest, ok bool) {
 }
 
 // segment reads the events of one; ok says that its manifest can be read.
-func (r *Reader) segment(n uint64, m manifest, ok bool) ([]Entry, error) {
+func (r *Reader) segment(n uint64, m manifest, ok bool) []Entry {
 	name := segmentName(n)
 	b, err := readBounded(segmentPath(r.dir, n), 2*maxSegment)
 	if err != nil {
 		r.tell(Segment, name, "it is missing or cannot be read: %v", unnamed(err))
-		return nil, nil
+		return nil
 	}
 	if ok && sumOf(b) != m.SHA256 {
 		r.tell(Segment, name, "it has another digest than its manifest says")
@@ -170,13 +167,13 @@ func (r *Reader) segment(n uint64, m manifest, ok bool) ([]Entry, error) {
 		r.tell(Segment, name, "%v", err)
 	}
 	if len(all) == 0 {
-		return nil, nil
+		return nil
 	}
 	if first, last := all[0].Seq, all[len(all)-1].Seq; ok && (first != m.First || last != m.Last || uint64(len(all)) != m.Events) {
 		r.tell(Segment, name, "it has %d events from %d to %d, its manifest says %d from %d to %d", len(all), first, last, m.Events, m.First, m.Last)
 	}
 	r.last = all[len(all)-1].Seq
-	return all, nil
+	return all
 }
 
 func readBounded(path string, most int64) ([]byte, error) {

@@ -8,7 +8,8 @@ import (
 // Chain is what Digest gives for a message with this head and data. scratch is memory to work in, which is returned for the next
 // call: whoever checks millions of events allocates nothing for each.
 func (h *Head) Chain(scratch, previous, data []byte) (sum [sha256.Size]byte, _ []byte) {
-	b := append(scratch[:0], previous...)
+	b := scratch[:0]
+	b = append(b, previous...)
 	// In the order of chained.
 	for _, v := range [...]string{h.ID, h.Type, h.Schema, h.Tenant, h.Actor, h.Cause, h.Correlation, h.Time} {
 		b = append(strconv.AppendInt(b, int64(len(v)), 10), ':')

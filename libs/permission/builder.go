@@ -29,8 +29,9 @@ func (b *builder) read(streams ...string) {
 	}
 }
 
-// feed makes consumers with names that are nobody's, takes from them and removes them.
-func (b *builder) feed(stream string) {
+// feed makes consumers of the events with names that are nobody's, takes from them and removes them.
+func (b *builder) feed() {
+	const stream = topology.StreamEvents
 	b.follows = append(b.follows, stream)
 	b.publish(
 		api("CONSUMER.CREATE."+stream+".>"), api("CONSUMER.MSG.NEXT."+stream+".*"), api("CONSUMER.DELETE."+stream+".*"),

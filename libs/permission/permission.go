@@ -94,7 +94,7 @@ func gateway(b *builder) {
 // lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.
 func lifecycle(b *builder) {
 	b.read(topology.StreamEvents)
-	b.feed(topology.StreamEvents)
+	b.feed()
 	b.publish(subject.Sandbox("*", "*").Subject(), api("STREAM.LIST"))
 	b.projection(topology.ProjectionSandboxView)
 	b.bucket(topology.BucketSandbox, ">")
@@ -126,7 +126,7 @@ func hostWorker(b *builder, worker string) {
 
 func exec(b *builder, worker string) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
-	b.feed(topology.StreamEvents)
+	b.feed()
 	b.pull(topology.StreamCommands, topology.ConsumerExec(worker))
 	b.pull(topology.StreamEvents, topology.ConsumerSettle)
 	b.publish(subject.AllExecs(), subject.Output("*", "*", "*"), subject.Readers("*", "*", "*"))
@@ -140,7 +140,7 @@ func exec(b *builder, worker string) {
 
 func usage(b *builder) {
 	b.read(topology.StreamEvents)
-	b.feed(topology.StreamEvents)
+	b.feed()
 	b.subscribe(subject.Usage())
 	b.answer(Gateway)
 	b.projection(topology.CheckpointUsage)
@@ -151,7 +151,7 @@ func usage(b *builder) {
 func gc(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.pull(topology.StreamEvents, topology.ConsumerGC)
-	b.feed(topology.StreamEvents)
+	b.feed()
 	b.publish(subject.SandboxCommand("*", "*"), subject.WorkerCommand("*", "*", "*"), subject.AllLogs())
 	b.bucket(topology.BucketLease, topology.LeaseSign)
 	b.bucket(topology.BucketSandbox)
@@ -163,7 +163,7 @@ func gc(b *builder) {
 
 func operator(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories)
-	b.feed(topology.StreamEvents)
+	b.feed()
 	for _, name := range topology.Buckets() {
 		b.bucket(name)
 		b.watch(name)

@@ -30,8 +30,10 @@ func TestHTTPBodiesThatAreWrong(t *testing.T) {
 		fields     []string
 	}{
 		{create, `{"desktop_os":"windows"}`, 422, "validation", []string{"desktop_os"}},
-		{create, `{"desktop_os":7,"cpus":true,"memory":1,"isolation":[],"timeout_seconds":"300","image":{},"env":[]}`, 422, "validation",
-			[]string{"desktop_os", "cpus", "memory", "isolation", "timeout_seconds", "image", "env"}},
+		{
+			create, `{"desktop_os":7,"cpus":true,"memory":1,"isolation":[],"timeout_seconds":"300","image":{},"env":[]}`, 422, "validation",
+			[]string{"desktop_os", "cpus", "memory", "isolation", "timeout_seconds", "image", "env"},
+		},
 		{create, `{"cpus":"0"}`, 422, "validation", []string{"cpus"}},
 		{create, `{"cpus":-1}`, 422, "validation", []string{"cpus"}},
 		{create, `{"cpus":"1e3"}`, 422, "validation", []string{"cpus"}},

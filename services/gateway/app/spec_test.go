@@ -29,7 +29,7 @@ func newSpec(t testing.TB, base string) *spec {
 	require.NoError(t, err)
 	var res *http.Response
 	require.Eventually(t, func() bool { // the listener is there before it is served
-		res, err = client.Do(req)
+		res, err = client.Do(req) //nolint:bodyclose // closed below: the last one is the only one without an error
 		return err == nil
 	}, patience, tick)
 	defer res.Body.Close()

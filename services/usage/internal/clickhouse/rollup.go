@@ -163,8 +163,10 @@ FROM agents.usage_hourly_raw FINAL
 WHERE (tenant_id, sandbox_id, toDate(hour)) IN (SELECT tenant_id, sandbox_id, toDate(hour) FROM agents.usage_hourly_raw WHERE revision > ?)
 GROUP BY tenant_id, day, sandbox_id, session_id, meter`, []any{m.revision(), behind}},
 		{statement("windows", m), []any{m.Seq, m.revision(), m.At.Add(-Grace).UnixMilli(), behind}},
-		{"INSERT INTO agents.usage_rollup (name, life, stream_seq, at, revision) SELECT 'all', ?, ?, fromUnixTimestamp64Milli(toInt64(?), 'UTC'), ?",
-			[]any{m.Life, m.Seq, m.At.UnixMilli(), m.revision()}},
+		{
+			"INSERT INTO agents.usage_rollup (name, life, stream_seq, at, revision) SELECT 'all', ?, ?, fromUnixTimestamp64Milli(toInt64(?), 'UTC'), ?",
+			[]any{m.Life, m.Seq, m.At.UnixMilli(), m.revision()},
+		},
 	}
 	for _, s := range steps {
 		if err := c.conn.Exec(ctx, s.query, s.args...); err != nil {

@@ -225,9 +225,12 @@ func TestInvoiceLinesEqualThoseOfALedger(t *testing.T) {
 		from   time.Time
 		nanos  uint64
 	}{
-		{"", metering.ExecCPU, time.Unix(0, 0), 1_234_567}, {"", metering.ExecCPU, start.Add(time.Minute), 777},
-		{"", metering.WorkspaceStorage, time.Unix(0, 0), 31}, {"tenant-1", metering.WorkspaceStorage, start.Add(-30 * 24 * time.Hour), 13},
-		{"tenant-1", metering.WorkspaceStorage, start.Add(-30 * 24 * time.Hour), 12}, {"tenant-1", metering.SandboxUptime, time.Unix(0, 0), 9},
+		{"", metering.ExecCPU, time.Unix(0, 0), 1_234_567},
+		{"", metering.ExecCPU, start.Add(time.Minute), 777},
+		{"", metering.WorkspaceStorage, time.Unix(0, 0), 31},
+		{"tenant-1", metering.WorkspaceStorage, start.Add(-30 * 24 * time.Hour), 13},
+		{"tenant-1", metering.WorkspaceStorage, start.Add(-30 * 24 * time.Hour), 12},
+		{"tenant-1", metering.SandboxUptime, time.Unix(0, 0), 9},
 	} {
 		p := metering.Price{Tenant: p.tenant, Meter: p.meter, From: metering.Hour(p.from.UnixMilli()), Version: uint32(i), Nanos: p.nanos, Per: 3_600_000, Currency: "EUR"}
 		require.NoError(t, c.AddPrice(t.Context(), p))
@@ -241,7 +244,7 @@ func TestInvoiceLinesEqualThoseOfALedger(t *testing.T) {
 	}
 	lines := metering.Invoice(b.ledger.Windows(b.mark.Until()), prices)
 	require.NotEmpty(t, lines)
-	require.Equal(t, len(lines), len(got))
+	require.Len(t, got, len(lines))
 	for k, l := range lines {
 		require.Equal(t, l.Quantity, got[k].Quantity, "%+v", k)
 		require.Equal(t, l.Nanos.String(), got[k].Nanos.String(), "%+v", k)
