@@ -87,6 +87,10 @@ func TestALimitThatWasMetIsInTheEnd(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			s := metSpec()
+			if m.limit == "pids" {
+				// A bomb has the sandbox's memory too where there is little of it: then the sandbox ends for that.
+				s.MemoryBytes = 1 << 30
+			}
 			create(t, h, s)
 			out, end := h.alone(t, s.ID, &toolboxv1.Start{Argv: []string{"sh", "-c", m.command}, TimeoutMs: uint64(m.timeout.Milliseconds())}, m.limit == "output") //nolint:gosec // not negative
 			t.Logf("%v", end)
