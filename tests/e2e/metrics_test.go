@@ -22,6 +22,10 @@ func TestMetricsAreDocumentedAndBounded(t *testing.T) {
 	id := s.Create(t)
 	exec := s.Exec(t, id, "true")
 	s.Usage(t, exec.ID)
+	// Metrics with labels are there from the first call on.
+	refused, err := http.Get("http://" + s.HTTP + "/api/v1/sandbox/" + id + "/status")
+	require.NoError(t, err)
+	require.NoError(t, refused.Body.Close())
 	res, err := http.Get("http://" + s.HTTP + "/metrics")
 	require.NoError(t, err)
 	defer res.Body.Close()
