@@ -3,6 +3,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -144,7 +145,8 @@ func Start(ctx context.Context, o Options) (_ *Rig, err error) {
 		return nil, err
 	}
 	o.Say("waiting for the gateway")
-	return r, r.await(ctx, "the gateway", func(ctx context.Context) error { return answers(ctx, "http://"+r.HTTP+"/readyz") })
+	ready := strings.TrimSuffix(cmp.Or(r.Metrics["gateway"], r.Metrics[UpProcess]), "metrics") + "readyz"
+	return r, r.await(ctx, "the gateway", func(ctx context.Context) error { return answers(ctx, ready) })
 }
 
 func (r *Rig) spawn(name string, command func() *exec.Cmd) error {
