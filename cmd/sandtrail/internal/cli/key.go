@@ -60,8 +60,12 @@ func (l *Log) showNew(e *Env, t tenant.Tenant, s tenant.Secret) error {
 		return render.Value(e.Stdout, out)
 	}
 	err := render.Fields(e.Stdout, []render.Field{
-		{Name: "Key", Value: s.Text}, {Name: "Id", Value: k.ID}, {Name: "Tenant", Value: t.ID}, {Name: "Name", Value: k.Name},
-		{Name: "Scopes", Value: k.Scopes.String()}, {Name: "Expires", Value: clock(k.ExpiresAt)},
+		{Name: "Key", Value: s.Text},
+		{Name: "Id", Value: k.ID},
+		{Name: "Tenant", Value: t.ID},
+		{Name: "Name", Value: k.Name},
+		{Name: "Scopes", Value: k.Scopes.String()},
+		{Name: "Expires", Value: clock(k.ExpiresAt)},
 	})
 	e.warn("this is the only time that the key is shown")
 	return err

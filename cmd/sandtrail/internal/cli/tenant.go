@@ -132,7 +132,9 @@ func (l *Log) showTenant(e *Env, t tenant.Tenant) error {
 		return render.Value(e.Stdout, tenantOf(t))
 	}
 	return render.Fields(e.Stdout, []render.Field{
-		{Name: "Tenant", Value: t.ID}, {Name: "Name", Value: t.Name}, {Name: "Created", Value: clock(t.CreatedAt)},
+		{Name: "Tenant", Value: t.ID},
+		{Name: "Name", Value: t.Name},
+		{Name: "Created", Value: clock(t.CreatedAt)},
 		{Name: "Live keys", Value: strconv.Itoa(tenantOf(t).LiveKeys)},
 	})
 }

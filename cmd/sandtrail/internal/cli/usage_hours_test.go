@@ -102,8 +102,13 @@ func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
 
 func TestUsageByHourRefusesWhatIsNoQuestion(t *testing.T) {
 	for _, args := range [][]string{
-		{"show", "--meter", "x"}, {"show", "--sandbox", "x"}, {"show", "--since", "yesterday"}, {"show", "--until", "2026-05-01T00:30:00Z"},
-		{"top", "exec"}, {"top", "-n", "0"}, {"explain", "x"},
+		{"show", "--meter", "x"},
+		{"show", "--sandbox", "x"},
+		{"show", "--since", "yesterday"},
+		{"show", "--until", "2026-05-01T00:30:00Z"},
+		{"top", "exec"},
+		{"top", "-n", "0"},
+		{"explain", "x"},
 	} {
 		r := runCLI(nil, nil, append([]string{"usage"}, args...)...)
 		require.Equal(t, cli.ExitUsage, r.code, "%v: %s", args, r.stderr)
