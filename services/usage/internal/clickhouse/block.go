@@ -1,8 +1,6 @@
 package clickhouse
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"slices"
 )
 
@@ -10,8 +8,6 @@ import (
 type Block struct {
 	columns []values
 	n       int
-	// identity is the id and sequence of each row, 24 bytes.
-	identity []byte
 }
 
 // Rows is a block of rows.
@@ -29,7 +25,6 @@ func (b *Block) Add(r *Row) {
 	for _, v := range b.columns {
 		v.add(r)
 	}
-	b.identity = binary.BigEndian.AppendUint64(append(b.identity, r.ID[:]...), r.Seq)
 	b.n++
 }
 
@@ -47,7 +42,6 @@ func (b *Block) Grow(n int) {
 	for _, v := range b.columns {
 		v.grow(n)
 	}
-	b.identity = slices.Grow(b.identity, 24*n)
 }
 
 // Len is the number of rows; of no block at all too.
@@ -67,15 +61,12 @@ func (b *Block) Row(i int) Row {
 	return r
 }
 
-// Digest names exactly these rows, by their ids and sequences in order.
-func (b *Block) Digest() [sha256.Size]byte { return sha256.Sum256(b.identity) }
-
 // Reset empties the block and keeps its memory.
 func (b *Block) Reset() {
 	for _, v := range b.columns {
 		v.reset()
 	}
-	b.n, b.identity = 0, b.identity[:0]
+	b.n = 0
 }
 
 // values are those of one column.

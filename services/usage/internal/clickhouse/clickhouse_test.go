@@ -46,7 +46,7 @@ func TestMigrationsGoUpAgainDownAndUp(t *testing.T) {
 	require.Empty(t, tables(t, e.URL()))
 	require.NoError(t, c.Up(t.Context()))
 	require.Equal(t, want, tables(t, e.URL()))
-	require.NoError(t, c.Insert(t.Context(), "after", clickhouse.Rows(row(1))))
+	require.NoError(t, c.Insert(t.Context(), clickhouse.Rows(row(1))))
 	rows, _, err := c.List(t.Context(), clickhouse.Filter{})
 	require.NoError(t, err)
 	require.Equal(t, []clickhouse.Row{row(1)}, rows)
@@ -69,7 +69,7 @@ func TestRowsThatAServerLostAreTakenWhenTheyAreSentAgain(t *testing.T) {
 	dir := t.TempDir()
 	e := enginetest.Start(t, dir)
 	c := enginetest.Open(t, e.URL())
-	require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(row(1), row(2))))
+	require.NoError(t, c.Insert(t.Context(), clickhouse.Rows(row(1), row(2))))
 	e.Close()
 	parts, err := filepath.Glob(filepath.Join(dir, "store", "*", "*", "20*_1_1_*"))
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestRowsThatAServerLostAreTakenWhenTheyAreSentAgain(t *testing.T) {
 	rows, _, err := again.List(t.Context(), clickhouse.Filter{Tenant: "acme", Limit: 10})
 	require.NoError(t, err)
 	require.Empty(t, rows)
-	require.NoError(t, again.Insert(t.Context(), "1", clickhouse.Rows(row(1), row(2))))
+	require.NoError(t, again.Insert(t.Context(), clickhouse.Rows(row(1), row(2))))
 	rows, _, err = again.List(t.Context(), clickhouse.Filter{Tenant: "acme", Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, rows, 2)
@@ -109,7 +109,7 @@ func TestListPagesThroughEverythingOnce(t *testing.T) {
 				r.OccurredAt = r.OccurredAt.Truncate(4 * time.Second)
 				want = append(want, r)
 			}
-			require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(want...)))
+			require.NoError(t, c.Insert(t.Context(), clickhouse.Rows(want...)))
 			slices.Reverse(want)
 			var got []clickhouse.Row
 			f := clickhouse.Filter{Tenant: "acme", Limit: 2}
@@ -132,7 +132,7 @@ func TestListFiltersAndRefusesWhatIsNoFilter(t *testing.T) {
 	c := enginetest.Open(t, enginetest.Start(t, "").URL())
 	other := row(2)
 	other.Tenant, other.Session = "other", "t"
-	require.NoError(t, c.Insert(t.Context(), "1", clickhouse.Rows(row(1), other)))
+	require.NoError(t, c.Insert(t.Context(), clickhouse.Rows(row(1), other)))
 	for name, f := range map[string]clickhouse.Filter{
 		"tenant": {Tenant: "other"}, "session": {Session: "t"}, "sandbox": {Sandbox: other.Sandbox.String()}, "exec": {Exec: other.Exec.String()},
 	} {

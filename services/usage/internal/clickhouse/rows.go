@@ -110,13 +110,12 @@ var insertStatement = func() string {
 
 // Insert writes the rows as one block. What was written before is written again, and replaced by the table's key. The server must not
 // take it for the repetition of a block that it has: its log of those names a block before the block is on disk, and a server that was
-// killed in between drops rows that it never had. So each call has a token of its own. name says which rows these are, in the
-// server's log of queries.
-func (c *Conn) Insert(ctx context.Context, name string, rows *Block) error {
+// killed in between drops rows that it never had. So each call has a token of its own.
+func (c *Conn) Insert(ctx context.Context, rows *Block) error {
 	if rows.Len() == 0 {
 		return nil
 	}
-	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": uuid.NewString(), "log_comment": name}))
+	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": uuid.NewString()}))
 	b, err := c.conn.PrepareBatch(ctx, insertStatement)
 	if err != nil {
 		return fmt.Errorf("begin insert: %w", err)

@@ -23,8 +23,8 @@ type counting struct {
 	rows atomic.Int64
 }
 
-func (c *counting) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
-	err := c.Sink.Insert(ctx, token, rows)
+func (c *counting) Insert(ctx context.Context, rows *clickhouse.Block) error {
+	err := c.Sink.Insert(ctx, rows)
 	if err == nil {
 		c.rows.Add(int64(rows.Len()))
 	}

@@ -94,7 +94,7 @@ func (p *Projector) redrive(ctx context.Context, seq uint64) error {
 	if made > 1 {
 		rows.Add(&b.reading)
 	}
-	if err := p.write(ctx, token(stream.CachedInfo().Config.Metadata[topology.MetaIncarnation], rows), rows); err != nil {
+	if err := p.write(ctx, rows); err != nil {
 		return err
 	}
 	// The hours that the row belongs to may have been added up without it. Where this fails the letter stays, and is redriven again.

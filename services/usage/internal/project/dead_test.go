@@ -35,7 +35,7 @@ func (l *ledger) Clear(context.Context) error { return nil }
 
 func (l *ledger) Late(context.Context, string, uuid.UUID) error { return nil }
 
-func (l *ledger) Insert(_ context.Context, _ string, rows *clickhouse.Block) error {
+func (l *ledger) Insert(_ context.Context, rows *clickhouse.Block) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range rows.Len() {

@@ -55,9 +55,9 @@ const (
 	lagEvery    = 2 * time.Second
 )
 
-// Sink takes rows. A block whose token it has taken already may be dropped. It keeps nothing of rows.
+// Sink takes rows, again where it has them. It keeps nothing of rows.
 type Sink interface {
-	Insert(ctx context.Context, token string, rows *clickhouse.Block) error
+	Insert(ctx context.Context, rows *clickhouse.Block) error
 	// Clear removes every row.
 	Clear(ctx context.Context) error
 	// Late says that a row of a sandbox comes behind the checkpoint.

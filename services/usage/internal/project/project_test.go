@@ -249,8 +249,8 @@ type dying struct {
 	after atomic.Int32
 }
 
-func (d *dying) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
-	err := d.Sink.Insert(ctx, token, rows)
+func (d *dying) Insert(ctx context.Context, rows *clickhouse.Block) error {
+	err := d.Sink.Insert(ctx, rows)
 	if err == nil && d.after.Add(-1) == 0 {
 		d.nc.Close()
 	}
@@ -287,12 +287,12 @@ type failing struct {
 	calls int
 }
 
-func (f *failing) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
+func (f *failing) Insert(ctx context.Context, rows *clickhouse.Block) error {
 	f.calls++
 	if f.calls%2 == 1 {
-		return errors.Join(f.Sink.Insert(ctx, token, rows), errors.New("the answer was lost"))
+		return errors.Join(f.Sink.Insert(ctx, rows), errors.New("the answer was lost"))
 	}
-	return f.Sink.Insert(ctx, token, rows)
+	return f.Sink.Insert(ctx, rows)
 }
 
 func TestAnInsertWithAnUnknownOutcomeIsRepeated(t *testing.T) {
@@ -338,8 +338,8 @@ func (s *switching) Clear(context.Context) error { return errors.New("ClickHouse
 
 func (s *switching) Late(context.Context, string, uuid.UUID) error { return nil }
 
-func (s *switching) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
-	return s.to.Load().Insert(ctx, token, rows)
+func (s *switching) Insert(ctx context.Context, rows *clickhouse.Block) error {
+	return s.to.Load().Insert(ctx, rows)
 }
 
 func TestPoisonGoesToTheDeadLettersAndNothingElse(t *testing.T) {

@@ -28,14 +28,14 @@ type older struct {
 	months int
 }
 
-func (o *older) Insert(ctx context.Context, token string, rows *clickhouse.Block) error {
+func (o *older) Insert(ctx context.Context, rows *clickhouse.Block) error {
 	wrong := make([]clickhouse.Row, rows.Len())
 	for i := range wrong {
 		r := rows.Row(i)
 		r.Session, r.OccurredAt, r.CPUMillis, r.Schema = "", r.OccurredAt.AddDate(0, o.months, 0), r.CPUMillis/1000, 0
 		wrong[i] = r
 	}
-	return o.Sink.Insert(ctx, "0:"+token, clickhouse.Rows(wrong...))
+	return o.Sink.Insert(ctx, clickhouse.Rows(wrong...))
 }
 
 func TestACorrectedMappingReplacesTheRows(t *testing.T) {
@@ -102,7 +102,7 @@ func (s *stuck) Clear(context.Context) error { return nil }
 
 func (s *stuck) Late(context.Context, string, uuid.UUID) error { return nil }
 
-func (s *stuck) Insert(ctx context.Context, _ string, _ *clickhouse.Block) error {
+func (s *stuck) Insert(ctx context.Context, _ *clickhouse.Block) error {
 	select {
 	case s.entered <- struct{}{}:
 	default:

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
@@ -64,7 +63,7 @@ func (b *book) add(agg subject.Aggregate, later time.Duration, body proto.Messag
 }
 
 func (b *book) insert(rows ...clickhouse.Row) {
-	require.NoError(b.t, b.c.Insert(b.t.Context(), uuid.NewString(), clickhouse.Rows(rows...)))
+	require.NoError(b.t, b.c.Insert(b.t.Context(), clickhouse.Rows(rows...)))
 	b.rows = append(b.rows, rows...)
 }
 

@@ -99,7 +99,7 @@ func (s *session) read(ctx context.Context, batches chan<- *batch) error {
 // write inserts batches and stores the checkpoint behind each, until there are no more.
 func (s *session) write(ctx context.Context, batches <-chan *batch, works func()) error {
 	for b := range batches {
-		if err := s.p.insert(ctx, b, s.incarnation+s.epoch); err != nil {
+		if err := s.p.insert(ctx, b); err != nil {
 			return err
 		}
 		if err := s.save(ctx, b); err != nil {
