@@ -182,6 +182,9 @@ func (d *driver) List(context.Context) ([]runtime.Status, error) {
 }
 
 func (d *driver) Workspaces(context.Context) ([]string, error) {
+	if err := d.at("walk"); err != nil {
+		return nil, err
+	}
 	d.host.mu.Lock()
 	defer d.host.mu.Unlock()
 	return slices.Collect(maps.Keys(d.host.disks)), nil

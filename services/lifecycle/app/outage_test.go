@@ -1,13 +1,17 @@
 package app_test
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
 func TestARestartOfTheBrokerLosesNothingThatWasAccepted(t *testing.T) {
@@ -37,4 +41,56 @@ func TestARestartOfTheBrokerLosesNothingThatWasAccepted(t *testing.T) {
 		require.Equal(t, 1, count(w.types(id), "SandboxReady"))
 	}
 	require.Eventually(t, func() bool { return w.places("worker."+natstest.Worker) == "" }, patience, tick)
+}
+
+// manyWorkspaces puts workspaces on the host that a worker which has just started must ask the log about.
+func manyWorkspaces(w *world) map[string]bool {
+	all := map[string]bool{}
+	for range 50 {
+		all[subject.AnyTenantSandbox(ids.New())] = true
+	}
+	w.host.with(func(h *host) {
+		for filter := range all {
+			h.disks[filter[len(filter)-len(ids.New()):]] = true
+		}
+	})
+	return all
+}
+
+func TestADeathIsFoundWhileTheLogIsSlowToTellOfWorkspaces(t *testing.T) {
+	w := newWorld(t)
+	asked := make(chan struct{}, 100)
+	slow := manyWorkspaces(w)
+	w.find = func(ctx context.Context, filter string) error {
+		if !slow[filter] {
+			return nil
+		}
+		asked <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	w.start()
+	<-asked
+	id := w.create()
+	w.host.with(func(h *host) { h.boxes[id].dead = true })
+	w.await(id, sandbox.Failed)
+}
+
+func TestALogThatDoesNotAnswerIsAskedAboutOneWorkspaceEachTime(t *testing.T) {
+	w := newWorld(t)
+	silent := manyWorkspaces(w)
+	var asked atomic.Int64
+	w.find = func(_ context.Context, filter string) error {
+		if !silent[filter] {
+			return nil
+		}
+		asked.Add(1)
+		return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "no answer")
+	}
+	p := w.start()
+	require.Eventually(t, func() bool { return p.walks.Load() >= 5 }, patience, tick)
+	// The walk is counted first, so there are never more questions than walks.
+	n := asked.Load()
+	require.LessOrEqual(t, n, p.walks.Load())
+	require.Positive(t, n)
 }

@@ -50,6 +50,8 @@ type world struct {
 	lag time.Duration
 	// ahead is added to every process's clock.
 	ahead atomic.Int64
+	// find is asked before the log is asked whose an id is.
+	find func(ctx context.Context, filter string) error
 	// logged is everything that any process logged.
 	logged logged
 }
@@ -106,8 +108,8 @@ type process struct {
 	// point is the step at which it kills itself, once.
 	point string
 	hit   atomic.Bool
-	// lists counts the passes of its reconciler.
-	lists atomic.Int64
+	// lists counts the passes of its reconciler, walks those over the workspaces.
+	lists, walks atomic.Int64
 }
 
 func (w *world) start(change ...func(*app.Config)) *process { return w.startUntil("", change...) }
@@ -168,8 +170,11 @@ func (p *process) at(step string) error {
 	if p.dead.Load() {
 		return errKilled
 	}
-	if step == "list" {
+	switch step {
+	case "list":
 		p.lists.Add(1)
+	case "walk":
+		p.walks.Add(1)
 	}
 	if p.point != "" && step == p.point {
 		p.hit.Store(true)
@@ -190,6 +195,15 @@ func (p *process) kill() {
 type mortal struct {
 	*jslog.Log
 	p *process
+}
+
+func (m *mortal) Find(ctx context.Context, filter string) (subject.Aggregate, error) {
+	if find := m.p.w.find; find != nil {
+		if err := find(ctx, filter); err != nil {
+			return subject.Aggregate{}, err
+		}
+	}
+	return m.Log.Find(ctx, filter)
 }
 
 func (m *mortal) steps(when string, events ...envelope.Event) error {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -128,8 +127,8 @@ func (r *Reconciler) Found() (exist, alive int, at time.Time) {
 // Failures counts the passes that did not put everything right.
 func (r *Reconciler) Failures() uint64 { return r.failures.Load() }
 
-// Run makes a pass at once and then every Config.Every until ctx ends, and looks at what Notify names in between. A pass that fails
-// is logged; the next one tries again. It may be run again after it ended.
+// Run makes a pass at once and then every Config.Every until ctx ends, beside it one over the workspaces, and looks at what Notify names
+// in between. A pass that fails is logged; the next one tries again. It may be run again after it ended.
 func (r *Reconciler) Run(ctx context.Context) error {
 	select {
 	case <-r.live.Ready():
@@ -137,28 +136,31 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		return nil
 	}
 	r.leads.Store(true)
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		r.follow(ctx)
-	}()
-	defer func() {
-		r.leads.Store(false)
-		<-followed
-		// Whoever reconciles next knows better.
-		r.found.Store(nil)
-	}()
+	var beside sync.WaitGroup
+	beside.Go(func() { r.follow(ctx) })
+	// Of workspaces there are as many as sandboxes ended in a day: no death is to wait for them.
+	beside.Go(func() { r.repeat(ctx, r.workspaces) })
+	r.repeat(ctx, r.Pass)
+	r.leads.Store(false)
+	beside.Wait()
+	// Whoever reconciles next knows better.
+	r.found.Store(nil)
+	return nil
+}
+
+// repeat does something at once and then every Config.Every until ctx ends.
+func (r *Reconciler) repeat(ctx context.Context, do func(context.Context) error) {
 	tick := time.NewTicker(r.cfg.Every)
 	defer tick.Stop()
 	for {
-		if err := r.Pass(ctx); err != nil && ctx.Err() == nil {
+		if err := do(ctx); err != nil && ctx.Err() == nil {
 			r.failures.Add(1)
 			r.log.Warn("reconciling was incomplete", "error", err)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil
+			return
 		}
 	}
 }
@@ -194,14 +196,16 @@ func (r *Reconciler) Pass(ctx context.Context) error {
 	}
 	err = work.wait()
 	r.forget(here)
-	return errors.Join(err, r.workspaces(ctx))
+	return err
 }
 
-// crew does things side by side and collects what fails.
+// crew does things side by side and collects what fails. Once the log did not answer it does no more: each thing would wait for the
+// log as long, and the deaths that a pass is to find would stand behind them all.
 type crew struct {
-	g    errgroup.Group
-	mu   sync.Mutex
-	errs []error
+	g     errgroup.Group
+	mu    sync.Mutex
+	errs  []error
+	given bool
 }
 
 func newCrew() *crew {
@@ -211,14 +215,27 @@ func newCrew() *crew {
 }
 
 func (c *crew) do(f func() error) {
+	if c.gaveUp() {
+		return
+	}
 	c.g.Go(func() error {
+		if c.gaveUp() {
+			return nil
+		}
 		if err := f(); err != nil {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.errs = append(c.errs, err)
+			c.given = c.given || fault.Is(err, fault.ReasonLogUnavailable)
 		}
 		return nil
 	})
+}
+
+func (c *crew) gaveUp() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.given
 }
 
 func (c *crew) wait() error {
@@ -388,57 +405,6 @@ func (r *Reconciler) lookup(ctx context.Context, st runtime.Status) (sandbox.San
 		return sandbox.Sandbox{}, err
 	}
 	return history.Current(ctx, r.events, agg.Tenant, agg.ID)
-}
-
-// workspaces removes those that the log neither knows nor released, long after they were first seen.
-func (r *Reconciler) workspaces(ctx context.Context) error {
-	all, err := r.driver.Workspaces(ctx)
-	if err != nil {
-		return fmt.Errorf("list the workspaces of this worker: %w", err)
-	}
-	here := make(map[string]bool, len(all))
-	var errs []error
-	for _, id := range all {
-		key := "workspace " + id
-		here[key] = true
-		if _, live := r.live.Get(id); live || !subject.ValidToken(id) {
-			continue
-		}
-		r.mu.Lock()
-		first, ok := r.seen[key]
-		r.mu.Unlock()
-		if ok && first.IsZero() {
-			continue
-		}
-		errs = append(errs, r.attend(ctx, id, func() error { return r.workspace(ctx, id, key) }))
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for key := range r.seen {
-		if strings.HasPrefix(key, "workspace ") && !here[key] {
-			delete(r.seen, key)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
-	s, err := r.lookup(ctx, runtime.Status{ID: id})
-	if err != nil {
-		return err
-	}
-	if s.Exists() {
-		// The log knows it, so it is removed by command when its time has come. The zero time says that it was looked up.
-		r.mu.Lock()
-		r.seen[key] = time.Time{}
-		r.mu.Unlock()
-		return nil
-	}
-	if !r.old(key, r.cfg.WorkspaceGrace) {
-		return nil
-	}
-	r.log.Warn("removing a workspace that the log does not know", "sandbox", id)
-	return r.driver.DeleteWorkspace(ctx, id)
 }
 
 // old reports whether something was first seen at least grace ago.
