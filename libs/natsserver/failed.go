@@ -52,6 +52,9 @@ const writeError = "write error"
 
 // broken is why the server can no longer store, nil while it can.
 func (s *Server) broken() error {
+	if s.flusher != nil && s.flusher.err() != nil {
+		return fmt.Errorf("JetStream stores what does not reach the disk: %w", s.flusher.err())
+	}
 	if !s.ns.JetStreamEnabled() && s.ns.Running() {
 		return errors.New("JetStream has ended: its disk is full or broken")
 	}

@@ -36,7 +36,7 @@ const (
 	writeDeadline    = 10 * time.Second
 	readyTimeout     = 30 * time.Second
 
-	// blockExt is that of files of messages, which the server flushes itself.
+	// blockExt is that of files of messages, which are flushed every Options.SyncInterval.
 	blockExt = ".blk"
 )
 
@@ -94,6 +94,8 @@ type Server struct {
 	lock    *os.File
 	once    sync.Once
 	watch   watch
+	// flusher is nil where the server itself flushes.
+	flusher *flusher
 }
 
 // Start starts a server and returns when it takes connections and JetStream works; in a cluster JetStream still has to elect
@@ -123,11 +125,19 @@ func Start(o Options) (*Server, error) {
 	log := newLogger(o.Log)
 	ns.SetLoggerV2(log, false, false, false)
 	s := &Server{ns: ns, dir: o.Dir, token: o.Token, crashed: crashed, lock: lock, watch: watch{stop: make(chan struct{})}}
+	if o.flushed() {
+		s.flusher = newFlusher(o.Dir, o.SyncInterval)
+	}
 	if err := s.run(so, log); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("start nats server: %w", err)
 	}
 	return s, nil
+}
+
+// flushed reports whether a flusher flushes messages, not the server.
+func (o Options) flushed() bool {
+	return o.SyncInterval > 0 && o.SyncInterval < serverSyncs && !o.SyncAlways
 }
 
 // run starts it and waits until it is ready or has said what is wrong.
@@ -187,6 +197,10 @@ func describe(so *server.Options, err error) error {
 }
 
 func (o Options) server() (*server.Options, error) {
+	syncs := o.SyncInterval
+	if o.flushed() {
+		syncs = serverSyncs
+	}
 	so := &server.Options{
 		ServerName:             o.Name,
 		Host:                   orDefault(o.Host, "127.0.0.1"),
@@ -195,7 +209,7 @@ func (o Options) server() (*server.Options, error) {
 		Authorization:          o.Token,
 		JetStream:              true,
 		StoreDir:               o.Dir,
-		SyncInterval:           o.SyncInterval,
+		SyncInterval:           syncs,
 		SyncAlways:             o.SyncAlways,
 		JetStreamMaxStore:      orDefault(o.MaxStore, DefaultMaxStore),
 		JetStreamMaxMemory:     orDefault(o.MaxMemory, DefaultMaxMemory),
@@ -301,14 +315,7 @@ func (s *Server) Flush() error {
 		case !d.IsDir() && !d.Type().IsRegular():
 			return nil
 		}
-		f, err := os.Open(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err == nil {
-			err = errors.Join(f.Sync(), f.Close())
-		}
-		if err != nil {
+		if err := syncFile(path); err != nil {
 			return fmt.Errorf("flush the stream directory: %w", err)
 		}
 		return nil
@@ -321,6 +328,9 @@ func (s *Server) Shutdown() {
 		close(s.watch.stop)
 		s.ns.Shutdown()
 		s.ns.WaitForShutdown()
+		if s.flusher != nil {
+			s.flusher.end()
+		}
 		_ = os.Remove(filepath.Join(s.dir, bootFile)) // one that stays costs a rebuild after the next boot
 		_ = s.lock.Close()
 	})
