@@ -60,9 +60,9 @@ var catalog = []Entry{
 	},
 	{
 		ReasonKeyMissing,
-		[]Code{Unauthorized},
+		[]Code{Unauthorized, PermissionDenied},
 		RetryNever,
-		"there is no credential", "send `authorization: ApiKey KEY`",
+		"there is no credential (permission_denied: and the call comes from where one is needed)", "send `authorization: ApiKey KEY`",
 	},
 	{
 		ReasonKeyInvalid,
@@ -119,6 +119,12 @@ var catalog = []Entry{
 		"the path is there, and not with this method", "use one of those in the header `Allow`",
 	},
 	{
+		ReasonNotImplemented,
+		[]Code{FailedPrecondition},
+		RetryNever,
+		"the route is published and cannot be served yet; the message says what is missing", "do without it",
+	},
+	{
 		ReasonIdempotency,
 		[]Code{Conflict},
 		RetryNever,
@@ -130,6 +136,24 @@ var catalog = []Entry{
 		[]Code{NotFound},
 		RetryNever,
 		"there is no such sandbox, or it is another tenant's", "check the id",
+	},
+	{
+		ReasonNameTaken,
+		[]Code{Conflict},
+		RetryNever,
+		"another sandbox of the tenant has the name", "delete it first, or take another name",
+	},
+	{
+		ReasonJobNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no such job, or it is another tenant's", "check the id",
+	},
+	{
+		ReasonWorkerNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no such worker, or it was not heard of for a minute", "list them",
 	},
 	{
 		ReasonExecNotFound,

@@ -24,11 +24,13 @@ var httpStatus = map[Code]int{
 
 // httpReasons are the reasons for which HTTP has a status of its own, or whose code means something else there.
 var httpReasons = map[Reason]int{
-	ReasonMalformed:     http.StatusBadRequest,
-	ReasonMediaType:     http.StatusUnsupportedMediaType,
-	ReasonMethod:        http.StatusMethodNotAllowed,
-	ReasonTooLarge:      http.StatusRequestEntityTooLarge,
-	ReasonCursorExpired: http.StatusGone,
+	ReasonMalformed: http.StatusBadRequest,
+	ReasonMediaType: http.StatusUnsupportedMediaType,
+	ReasonMethod:    http.StatusMethodNotAllowed,
+	// Not 501's usual code of a server that is broken: the caller asks for what is not there.
+	ReasonNotImplemented: http.StatusNotImplemented,
+	ReasonTooLarge:       http.StatusRequestEntityTooLarge,
+	ReasonCursorExpired:  http.StatusGone,
 	// No fault of the caller's, and nothing that it could use less of.
 	ReasonNoWorker:      http.StatusServiceUnavailable,
 	ReasonUnschedulable: http.StatusServiceUnavailable,

@@ -87,6 +87,7 @@ func gateway(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
+	b.bucket(topology.BucketWorker)
 	b.certain(topology.BucketIdem, "*")
 	b.bucket(topology.BucketKey, "*.*")
 }
@@ -95,7 +96,7 @@ func gateway(b *builder) {
 func lifecycle(b *builder) {
 	b.read(topology.StreamEvents)
 	b.feed()
-	b.publish(subject.Sandbox("*", "*").Subject(), api("STREAM.LIST"))
+	b.publish(subject.Sandbox("*", "*").Subject(), subject.Name("*", "*").Subject(), api("STREAM.LIST"))
 	b.projection(topology.ProjectionSandboxView)
 	b.bucket(topology.BucketSandbox, ">")
 	b.watch(topology.BucketSandbox)

@@ -31,7 +31,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key"}, "ExecRequested": {"key"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key"}, "ExecRequested": {"key"}, "SandboxRequested": {"name"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -172,6 +172,9 @@ var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested SandboxScheduled SandboxStarting SandboxReady SandboxUsageSampled SandboxStopping SandboxStopped " +
 		"SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxStarting+waiting SandboxReady+endpoint SandboxFailed", "failed"},
+	{"sandbox", "SandboxRequested+name SandboxDestroying SandboxDestroyed", "destroyed"},
+	{"name", "NameReserved", sandboxID},
+	{"name", "NameReserved NameReleased", ""},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
@@ -215,6 +218,12 @@ func TestTheCorpusReplays(t *testing.T) {
 			x := tenant.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			require.Equal(t, "name", x.Name)
 			state = "created"
+		case "name":
+			var n sandbox.Name
+			agg := subject.Name("acme", sandbox.NameID("name"))
+			n, err = sandbox.FoldName(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			state = n.Sandbox
+			require.Equal(t, "name", n.Name)
 		case "letter":
 			agg := subject.Letter("acme", execID)
 			state, err = dlq.Decision(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})

@@ -32,6 +32,9 @@ type Create struct {
 	EnvKeys   []string
 	Labels    map[string]string
 	Placement *eventsv1.Placement
+	// Name must be reserved by the same append; Region, Provider and InstanceType are recorded as they were asked for.
+	Name                           string
+	Region, Provider, InstanceType string
 }
 
 // Reschedule places it on another worker before its start has begun there. The worker it has already decides nothing.
@@ -154,6 +157,7 @@ func (c Create) decide(s Sandbox) ([]proto.Message, error) {
 		Labels:    maps.Clone(c.Labels),
 		Placement: c.Placement,
 		ExpiresAt: stamp(expires),
+		Name:      c.Name, Region: c.Region, Provider: c.Provider, InstanceType: c.InstanceType,
 	})
 }
 

@@ -129,7 +129,7 @@ func (s *Sandbox) request(e envelope.Recorded, b *eventsv1.SandboxRequested) {
 		s.Tenant = e.Tenant
 	}
 	s.ID, s.SessionID, s.OrgID = b.GetSandboxId(), b.GetSessionId(), b.GetOrgId()
-	s.Image, s.EnvKeys, s.Labels = b.GetImage(), b.GetEnvKeys(), b.GetLabels()
+	s.Image, s.EnvKeys, s.Labels, s.Name = b.GetImage(), b.GetEnvKeys(), b.GetLabels(), b.GetName()
 	s.Limits, s.Workspace, s.Requested = b.GetLimits(), b.GetWorkspace(), b
 	s.Worker = b.GetPlacement().GetWorker()
 	s.CommandID, s.CreatedAt = e.Cause, e.Time

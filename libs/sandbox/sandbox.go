@@ -44,6 +44,8 @@ type Sandbox struct {
 	SessionID string
 	OrgID     string
 	Image     string
+	// Name that its tenant gave it; empty: none.
+	Name string
 	// Hostname, RuntimeID and ImageDigest are known from ready on.
 	Hostname    string
 	RuntimeID   string

@@ -61,7 +61,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 	r := v.GetRequested()
 	return Sandbox{
 		ID: v.GetSandboxId(), Tenant: v.GetTenantId(), State: v.GetState(),
-		SessionID: r.GetSessionId(), OrgID: r.GetOrgId(), Image: r.GetImage(),
+		SessionID: r.GetSessionId(), OrgID: r.GetOrgId(), Image: r.GetImage(), Name: r.GetName(),
 		EnvKeys: r.GetEnvKeys(), Labels: r.GetLabels(), Limits: r.GetLimits(), Workspace: r.GetWorkspace(), Requested: r,
 		Worker: v.GetWorker(), Hostname: v.GetHostname(), ImageDigest: v.GetImageDigest(),
 		Reason: v.GetReason(), Message: v.GetMessage(),

@@ -24,6 +24,8 @@ const (
 	KindExec      Kind = "exec"
 	KindTenant    Kind = "tenant"
 	KindWorkspace Kind = "workspace"
+	// KindName is a name that a tenant gives to its sandboxes, one after the other.
+	KindName Kind = "name"
 	// KindLetter is what operators decided about a dead letter.
 	KindLetter Kind = "letter"
 	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
@@ -55,7 +57,7 @@ func ValidToken(s string) bool {
 func ValidTenant(s string) bool { return s != NoTenant && ValidToken(s) }
 
 // Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), the
-// letter's, or the log's, and empty for KindTenant.
+// letter's, the log's, or that of a name (sandbox.NameID), and empty for KindTenant.
 type Aggregate struct {
 	Kind    Kind
 	Tenant  string
@@ -78,6 +80,9 @@ func Workspace(tenant, sandbox string) Aggregate {
 	return Aggregate{Kind: KindWorkspace, Tenant: tenant, Sandbox: sandbox, ID: sandbox}
 }
 
+// Name is the aggregate of a name of a tenant, by the id of the name.
+func Name(tenant, id string) Aggregate { return Aggregate{Kind: KindName, Tenant: tenant, ID: id} }
+
 // Tenant is the aggregate of a tenant.
 func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant: tenant} }
 
@@ -90,7 +95,7 @@ func Log(id string) Aggregate { return Aggregate{Kind: KindLog, Tenant: NoTenant
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
-//	evt.<tenant>.letter.<id>  evt._none.log.<id>
+//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt._none.log.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
@@ -108,7 +113,7 @@ func (a Aggregate) Validate() error {
 		return invalid(a.Tenant)
 	}
 	switch a.Kind {
-	case KindSandbox, KindWorkspace, KindExec, KindLetter, KindLog:
+	case KindSandbox, KindWorkspace, KindExec, KindName, KindLetter, KindLog:
 		if a.Kind == KindLog && a.Tenant != NoTenant {
 			return fmt.Errorf("the log belongs to no tenant, not to %q", a.Tenant)
 		}
@@ -147,6 +152,8 @@ func ParseEvent(s string) (Aggregate, error) {
 		a = Workspace(t[1], t[3])
 	case kind == KindExec && n == 5:
 		a = Exec(t[1], t[3], t[4])
+	case kind == KindName && n == 4:
+		a = Name(t[1], t[3])
 	case kind == KindLetter && n == 4:
 		a = Letter(t[1], t[3])
 	case kind == KindLog && n == 4:
@@ -166,7 +173,7 @@ func Future(s string) bool {
 		return false
 	}
 	switch Kind(t[2]) {
-	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter, KindLog:
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindLetter, KindLog:
 		return false
 	}
 	for _, token := range t[1:] {

@@ -155,6 +155,22 @@ func (l *Log) LastSeq(ctx context.Context, agg subject.Aggregate) (uint64, error
 	return m.Seq, nil
 }
 
+// Last is eventlog.Last: one question to the leader of the log. The digest chain is not verified.
+func (l *Log) Last(ctx context.Context, agg subject.Aggregate) (eventlog.History, error) {
+	h := eventlog.History{Aggregate: agg}
+	if err := agg.Validate(); err != nil {
+		return h, fault.New(fault.InvalidArgument, fault.ReasonValidation, err.Error())
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
+	defer cancel()
+	m, err := l.leaderLast(ctx, agg.Subject())
+	if err != nil || m == nil {
+		return h, err
+	}
+	h.Events, err = decode(nil, []stored{*m})
+	return h, err
+}
+
 // Find gives the aggregate whose subject matches a filter, such as subject.AnyTenantSandbox(id). None is fault.NotFound, and certain;
 // several are fault.Conflict. In a cluster it may miss a second one that was made a moment ago.
 func (l *Log) Find(ctx context.Context, filter string) (subject.Aggregate, error) {

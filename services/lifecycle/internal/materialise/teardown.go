@@ -43,8 +43,7 @@ func (r *Role) Teardown(ctx context.Context, s sandbox.Sandbox, m history.Meta) 
 	return r.teardown(ctx, s, m)
 }
 
-// recordDestroyed records destroyed and the release of the workspace together: between the two a workspace would be kept for
-// ever.
+// recordDestroyed records destroyed and the release of workspace and name together: between the two they would be kept for ever.
 func (r *Role) recordDestroyed(ctx context.Context, s sandbox.Sandbox, m history.Meta, used runtime.Usage) error {
 	for range eventlog.MaxAttempts {
 		m.Time = r.now()
@@ -101,7 +100,29 @@ func (r *Role) decideDestroyed(ctx context.Context, s sandbox.Sandbox, m history
 			Events: history.Events(m, history.EventID("released", s.ID, disk.Seq), s.Tenant, bodies...),
 		})
 	}
-	return entries, nil
+	return r.releaseName(ctx, now, m, entries)
+}
+
+// releaseName adds that the sandbox's name is free again, where it has one.
+func (r *Role) releaseName(ctx context.Context, s sandbox.Sandbox, m history.Meta, entries []eventlog.Entry) ([]eventlog.Entry, error) {
+	if s.Name == "" {
+		return entries, nil
+	}
+	h, err := eventlog.Last(ctx, r.events, subject.Name(s.Tenant, sandbox.NameID(s.Name)))
+	if err != nil {
+		return nil, err
+	}
+	name, err := sandbox.FoldName(h)
+	if err != nil {
+		return nil, err
+	}
+	bodies, err := sandbox.DecideName(name, sandbox.ReleaseName{Name: s.Name, Sandbox: s.ID})
+	if err != nil || len(bodies) == 0 {
+		return entries, err
+	}
+	return append(entries, eventlog.Entry{
+		Aggregate: h.Aggregate, After: h.Tail(), Events: history.Events(m, history.EventID("name-released", s.ID, name.Seq), s.Tenant, bodies...),
+	}), nil
 }
 
 // deleteWorkspace removes a workspace whose time has come, by the log and this worker's clock. One that is not due is left

@@ -65,7 +65,13 @@ func (s *Scheduler) accept(
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits)
+	if c.GetName() != "" {
+		// Before any place is taken, so that a name that is taken is not told as a quota.
+		if _, err := s.reserve(ctx, cmd, c.GetName()); err != nil {
+			return sandbox.Sandbox{}, err
+		}
+	}
+	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, wish{region: c.GetRegion(), worker: c.GetWorker()})
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -74,9 +80,9 @@ func (s *Scheduler) accept(
 		CommandID: cmd.GetCommandId(), At: meta.Time, SandboxID: cmd.GetSandboxId(),
 		SessionID: c.GetSessionId(), OrgID: c.GetOrgId(), Image: c.GetImage(), Workspace: workspace, Limits: limits,
 		EnvKeys: c.GetEnvKeys(), Labels: c.GetLabels(), Placement: placement,
+		Name: c.GetName(), Region: c.GetAskedRegion(), Provider: c.GetProvider(), InstanceType: c.GetInstanceType(),
 	}
-	agg := subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId())
-	h, err := eventlog.Execute(ctx, s.events, agg, func(h eventlog.History) ([]envelope.Event, error) {
+	h, err := s.record(ctx, cmd, create.Name, func(h eventlog.History) ([]envelope.Event, error) {
 		sb, err := sandbox.Fold(h)
 		if err != nil {
 			return nil, err
@@ -110,13 +116,43 @@ func (s *Scheduler) accept(
 	return sb, err
 }
 
+// record appends what decide makes of the sandbox's history, and with the first of it the reservation of its name.
+func (s *Scheduler) record(
+	ctx context.Context, cmd *commandsv1.SandboxCommand, name string, decide func(eventlog.History) ([]envelope.Event, error),
+) (eventlog.History, error) {
+	agg := subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId())
+	if name == "" {
+		return eventlog.Execute(ctx, s.events, agg, decide)
+	}
+	return s.named(ctx, cmd, name, agg, decide)
+}
+
+// wish is where a caller wants a sandbox; empty: anywhere.
+type wish struct{ region, worker string }
+
+func (w wish) takes(s *commandsv1.WorkerStatus) bool {
+	return (w.region == "" || w.region == s.GetRegion()) && (w.worker == "" || w.worker == s.GetWorker())
+}
+
+func (w wish) String() string {
+	if w.worker != "" {
+		return fmt.Sprintf("worker %.64q", w.worker)
+	}
+	return fmt.Sprintf("region %.64q", w.region)
+}
+
 // place chooses the worker with the fewest sandboxes among those that fit and takes the tenant's and the worker's place.
-func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *eventsv1.Limits) (*eventsv1.Placement, error) {
+func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *eventsv1.Limits, where wish) (*eventsv1.Placement, error) {
 	fresh, err := s.awaitWorkers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	fit := slices.DeleteFunc(slices.Clone(fresh), func(w *commandsv1.WorkerStatus) bool {
+	wanted := slices.DeleteFunc(slices.Clone(fresh), func(w *commandsv1.WorkerStatus) bool { return !where.takes(w) })
+	if len(wanted) == 0 {
+		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonNoWorker, "none of the %d workers is the one that was asked for: %s", len(fresh), where).
+			WithRetry(5 * time.Second)
+	}
+	fit := slices.DeleteFunc(wanted, func(w *commandsv1.WorkerStatus) bool {
 		return limits.GetMemoryBytes() > w.GetMemoryBytes() || limits.GetCpuMillis() > 0 && uint64(limits.GetCpuMillis()) > w.GetCpuMillis()
 	})
 	if len(fit) == 0 {

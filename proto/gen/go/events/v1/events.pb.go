@@ -238,7 +238,13 @@ type SandboxRequested struct {
 	Labels    map[string]string      `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Placement *Placement             `protobuf:"bytes,9,opt,name=placement,proto3" json:"placement,omitempty"`
 	// From this time on the sandbox is over, started or not.
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The name that its tenant gave it, reserved together with this event; empty: it has none.
+	Name string `protobuf:"bytes,11,opt,name=name,proto3" json:"name,omitempty"`
+	// What was asked for by the callers of named sandboxes, in their words.
+	Region        string `protobuf:"bytes,12,opt,name=region,proto3" json:"region,omitempty"`
+	Provider      string `protobuf:"bytes,13,opt,name=provider,proto3" json:"provider,omitempty"`
+	InstanceType  string `protobuf:"bytes,14,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -343,6 +349,140 @@ func (x *SandboxRequested) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *SandboxRequested) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SandboxRequested) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
+}
+
+func (x *SandboxRequested) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *SandboxRequested) GetInstanceType() string {
+	if x != nil {
+		return x.InstanceType
+	}
+	return ""
+}
+
+// NameReserved: a name of the tenant means this sandbox from here on.
+type NameReserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	SandboxId     string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameReserved) Reset() {
+	*x = NameReserved{}
+	mi := &file_events_v1_events_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameReserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameReserved) ProtoMessage() {}
+
+func (x *NameReserved) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameReserved.ProtoReflect.Descriptor instead.
+func (*NameReserved) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NameReserved) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NameReserved) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+// NameReleased: the name means no sandbox any more: the one that had it is gone.
+type NameReleased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	SandboxId     string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameReleased) Reset() {
+	*x = NameReleased{}
+	mi := &file_events_v1_events_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameReleased) ProtoMessage() {}
+
+func (x *NameReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameReleased.ProtoReflect.Descriptor instead.
+func (*NameReleased) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NameReleased) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NameReleased) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
 // SandboxScheduled: another worker was chosen after the first one.
 type SandboxScheduled struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -353,7 +493,7 @@ type SandboxScheduled struct {
 
 func (x *SandboxScheduled) Reset() {
 	*x = SandboxScheduled{}
-	mi := &file_events_v1_events_proto_msgTypes[4]
+	mi := &file_events_v1_events_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -365,7 +505,7 @@ func (x *SandboxScheduled) String() string {
 func (*SandboxScheduled) ProtoMessage() {}
 
 func (x *SandboxScheduled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[4]
+	mi := &file_events_v1_events_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -378,7 +518,7 @@ func (x *SandboxScheduled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxScheduled.ProtoReflect.Descriptor instead.
 func (*SandboxScheduled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{4}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SandboxScheduled) GetPlacement() *Placement {
@@ -402,7 +542,7 @@ type SandboxStarting struct {
 
 func (x *SandboxStarting) Reset() {
 	*x = SandboxStarting{}
-	mi := &file_events_v1_events_proto_msgTypes[5]
+	mi := &file_events_v1_events_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +554,7 @@ func (x *SandboxStarting) String() string {
 func (*SandboxStarting) ProtoMessage() {}
 
 func (x *SandboxStarting) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[5]
+	mi := &file_events_v1_events_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +567,7 @@ func (x *SandboxStarting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxStarting.ProtoReflect.Descriptor instead.
 func (*SandboxStarting) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{5}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SandboxStarting) GetWorker() string {
@@ -468,7 +608,7 @@ type Phase struct {
 
 func (x *Phase) Reset() {
 	*x = Phase{}
-	mi := &file_events_v1_events_proto_msgTypes[6]
+	mi := &file_events_v1_events_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +620,7 @@ func (x *Phase) String() string {
 func (*Phase) ProtoMessage() {}
 
 func (x *Phase) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[6]
+	mi := &file_events_v1_events_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +633,7 @@ func (x *Phase) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Phase.ProtoReflect.Descriptor instead.
 func (*Phase) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{6}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Phase) GetName() string {
@@ -526,7 +666,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_events_v1_events_proto_msgTypes[7]
+	mi := &file_events_v1_events_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +678,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[7]
+	mi := &file_events_v1_events_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +691,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{7}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -599,7 +739,7 @@ type SandboxReady struct {
 
 func (x *SandboxReady) Reset() {
 	*x = SandboxReady{}
-	mi := &file_events_v1_events_proto_msgTypes[8]
+	mi := &file_events_v1_events_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +751,7 @@ func (x *SandboxReady) String() string {
 func (*SandboxReady) ProtoMessage() {}
 
 func (x *SandboxReady) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[8]
+	mi := &file_events_v1_events_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +764,7 @@ func (x *SandboxReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxReady.ProtoReflect.Descriptor instead.
 func (*SandboxReady) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{8}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SandboxReady) GetWorker() string {
@@ -690,7 +830,7 @@ type SandboxFailed struct {
 
 func (x *SandboxFailed) Reset() {
 	*x = SandboxFailed{}
-	mi := &file_events_v1_events_proto_msgTypes[9]
+	mi := &file_events_v1_events_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +842,7 @@ func (x *SandboxFailed) String() string {
 func (*SandboxFailed) ProtoMessage() {}
 
 func (x *SandboxFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[9]
+	mi := &file_events_v1_events_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +855,7 @@ func (x *SandboxFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxFailed.ProtoReflect.Descriptor instead.
 func (*SandboxFailed) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{9}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SandboxFailed) GetReason() string {
@@ -761,7 +901,7 @@ type SandboxStopping struct {
 
 func (x *SandboxStopping) Reset() {
 	*x = SandboxStopping{}
-	mi := &file_events_v1_events_proto_msgTypes[10]
+	mi := &file_events_v1_events_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +913,7 @@ func (x *SandboxStopping) String() string {
 func (*SandboxStopping) ProtoMessage() {}
 
 func (x *SandboxStopping) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[10]
+	mi := &file_events_v1_events_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +926,7 @@ func (x *SandboxStopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxStopping.ProtoReflect.Descriptor instead.
 func (*SandboxStopping) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{10}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
 type SandboxStopped struct {
@@ -799,7 +939,7 @@ type SandboxStopped struct {
 
 func (x *SandboxStopped) Reset() {
 	*x = SandboxStopped{}
-	mi := &file_events_v1_events_proto_msgTypes[11]
+	mi := &file_events_v1_events_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -811,7 +951,7 @@ func (x *SandboxStopped) String() string {
 func (*SandboxStopped) ProtoMessage() {}
 
 func (x *SandboxStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[11]
+	mi := &file_events_v1_events_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -824,7 +964,7 @@ func (x *SandboxStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxStopped.ProtoReflect.Descriptor instead.
 func (*SandboxStopped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{11}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SandboxStopped) GetUsage() *v1.UsageMetrics {
@@ -851,7 +991,7 @@ type SandboxDestroying struct {
 
 func (x *SandboxDestroying) Reset() {
 	*x = SandboxDestroying{}
-	mi := &file_events_v1_events_proto_msgTypes[12]
+	mi := &file_events_v1_events_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +1003,7 @@ func (x *SandboxDestroying) String() string {
 func (*SandboxDestroying) ProtoMessage() {}
 
 func (x *SandboxDestroying) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[12]
+	mi := &file_events_v1_events_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +1016,7 @@ func (x *SandboxDestroying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxDestroying.ProtoReflect.Descriptor instead.
 func (*SandboxDestroying) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{12}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SandboxDestroying) GetReason() string {
@@ -901,7 +1041,7 @@ type SandboxDestroyed struct {
 
 func (x *SandboxDestroyed) Reset() {
 	*x = SandboxDestroyed{}
-	mi := &file_events_v1_events_proto_msgTypes[13]
+	mi := &file_events_v1_events_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1053,7 @@ func (x *SandboxDestroyed) String() string {
 func (*SandboxDestroyed) ProtoMessage() {}
 
 func (x *SandboxDestroyed) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[13]
+	mi := &file_events_v1_events_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1066,7 @@ func (x *SandboxDestroyed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxDestroyed.ProtoReflect.Descriptor instead.
 func (*SandboxDestroyed) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{13}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SandboxDestroyed) GetReason() string {
@@ -968,7 +1108,7 @@ type SandboxUsageSampled struct {
 
 func (x *SandboxUsageSampled) Reset() {
 	*x = SandboxUsageSampled{}
-	mi := &file_events_v1_events_proto_msgTypes[14]
+	mi := &file_events_v1_events_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1120,7 @@ func (x *SandboxUsageSampled) String() string {
 func (*SandboxUsageSampled) ProtoMessage() {}
 
 func (x *SandboxUsageSampled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[14]
+	mi := &file_events_v1_events_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1133,7 @@ func (x *SandboxUsageSampled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxUsageSampled.ProtoReflect.Descriptor instead.
 func (*SandboxUsageSampled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{14}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SandboxUsageSampled) GetUsage() *v1.UsageMetrics {
@@ -1033,7 +1173,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_events_v1_events_proto_msgTypes[15]
+	mi := &file_events_v1_events_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1185,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[15]
+	mi := &file_events_v1_events_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1198,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{15}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecSpec) GetCommand() string {
@@ -1158,7 +1298,7 @@ type ExecRequested struct {
 
 func (x *ExecRequested) Reset() {
 	*x = ExecRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[16]
+	mi := &file_events_v1_events_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1310,7 @@ func (x *ExecRequested) String() string {
 func (*ExecRequested) ProtoMessage() {}
 
 func (x *ExecRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[16]
+	mi := &file_events_v1_events_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1323,7 @@ func (x *ExecRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequested.ProtoReflect.Descriptor instead.
 func (*ExecRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{16}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecRequested) GetSandboxId() string {
@@ -1228,7 +1368,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_events_v1_events_proto_msgTypes[17]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1380,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[17]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1393,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{17}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecStarted) GetSandboxId() string {
@@ -1301,7 +1441,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1453,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1466,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1355,7 +1495,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1507,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1520,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Output) GetBytes() uint64 {
@@ -1436,7 +1576,7 @@ type ExecCompleted struct {
 
 func (x *ExecCompleted) Reset() {
 	*x = ExecCompleted{}
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1588,7 @@ func (x *ExecCompleted) String() string {
 func (*ExecCompleted) ProtoMessage() {}
 
 func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1601,7 @@ func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCompleted.ProtoReflect.Descriptor instead.
 func (*ExecCompleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecCompleted) GetExitCode() int32 {
@@ -1573,7 +1713,7 @@ type ExecLost struct {
 
 func (x *ExecLost) Reset() {
 	*x = ExecLost{}
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1725,7 @@ func (x *ExecLost) String() string {
 func (*ExecLost) ProtoMessage() {}
 
 func (x *ExecLost) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1738,7 @@ func (x *ExecLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecLost.ProtoReflect.Descriptor instead.
 func (*ExecLost) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecLost) GetReason() string {
@@ -1674,7 +1814,7 @@ type ExecCancelRequested struct {
 
 func (x *ExecCancelRequested) Reset() {
 	*x = ExecCancelRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1826,7 @@ func (x *ExecCancelRequested) String() string {
 func (*ExecCancelRequested) ProtoMessage() {}
 
 func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1839,7 @@ func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCancelRequested.ProtoReflect.Descriptor instead.
 func (*ExecCancelRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecCancelRequested) GetReason() string {
@@ -1722,7 +1862,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1874,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1887,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -1790,7 +1930,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1942,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1955,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -1862,7 +2002,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2014,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2027,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -2014,7 +2154,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2166,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2179,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -2067,7 +2207,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2219,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2232,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2128,7 +2268,7 @@ type LogSigned struct {
 
 func (x *LogSigned) Reset() {
 	*x = LogSigned{}
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2280,7 @@ func (x *LogSigned) String() string {
 func (*LogSigned) ProtoMessage() {}
 
 func (x *LogSigned) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2293,7 @@ func (x *LogSigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSigned.ProtoReflect.Descriptor instead.
 func (*LogSigned) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LogSigned) GetLogId() string {
@@ -2201,7 +2341,7 @@ type TenantCreated struct {
 
 func (x *TenantCreated) Reset() {
 	*x = TenantCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2353,7 @@ func (x *TenantCreated) String() string {
 func (*TenantCreated) ProtoMessage() {}
 
 func (x *TenantCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2366,7 @@ func (x *TenantCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
 func (*TenantCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TenantCreated) GetName() string {
@@ -2255,7 +2395,7 @@ type KeyCreated struct {
 
 func (x *KeyCreated) Reset() {
 	*x = KeyCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2407,7 @@ func (x *KeyCreated) String() string {
 func (*KeyCreated) ProtoMessage() {}
 
 func (x *KeyCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2420,7 @@ func (x *KeyCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
 func (*KeyCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KeyCreated) GetKeyId() string {
@@ -2350,7 +2490,7 @@ type KeyRevoked struct {
 
 func (x *KeyRevoked) Reset() {
 	*x = KeyRevoked{}
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2502,7 @@ func (x *KeyRevoked) String() string {
 func (*KeyRevoked) ProtoMessage() {}
 
 func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2515,7 @@ func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
 func (*KeyRevoked) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KeyRevoked) GetKeyIds() []string {
@@ -2413,7 +2553,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
 	"\x06region\x18\x03 \x01(\tR\x06region\x12\x18\n" +
-	"\areasons\x18\x04 \x03(\tR\areasons\"\x8a\x04\n" +
+	"\areasons\x18\x04 \x03(\tR\areasons\"\xf7\x04\n" +
 	"\x10SandboxRequested\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
@@ -2428,10 +2568,22 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\tplacement\x18\t \x01(\v2\x1e.sandtrail.events.v1.PlacementR\tplacement\x129\n" +
 	"\n" +
 	"expires_at\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x1a9\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x12\n" +
+	"\x04name\x18\v \x01(\tR\x04name\x12\x16\n" +
+	"\x06region\x18\f \x01(\tR\x06region\x12\x1a\n" +
+	"\bprovider\x18\r \x01(\tR\bprovider\x12#\n" +
+	"\rinstance_type\x18\x0e \x01(\tR\finstanceType\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"A\n" +
+	"\fNameReserved\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\"A\n" +
+	"\fNameReleased\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\"P\n" +
 	"\x10SandboxScheduled\x12<\n" +
 	"\tplacement\x18\x01 \x01(\v2\x1e.sandtrail.events.v1.PlacementR\tplacement\"u\n" +
 	"\x0fSandboxStarting\x12\x16\n" +
@@ -2624,76 +2776,78 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),             // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                // 1: sandtrail.events.v1.Limits
 	(*Placement)(nil),             // 2: sandtrail.events.v1.Placement
 	(*SandboxRequested)(nil),      // 3: sandtrail.events.v1.SandboxRequested
-	(*SandboxScheduled)(nil),      // 4: sandtrail.events.v1.SandboxScheduled
-	(*SandboxStarting)(nil),       // 5: sandtrail.events.v1.SandboxStarting
-	(*Phase)(nil),                 // 6: sandtrail.events.v1.Phase
-	(*Endpoint)(nil),              // 7: sandtrail.events.v1.Endpoint
-	(*SandboxReady)(nil),          // 8: sandtrail.events.v1.SandboxReady
-	(*SandboxFailed)(nil),         // 9: sandtrail.events.v1.SandboxFailed
-	(*SandboxStopping)(nil),       // 10: sandtrail.events.v1.SandboxStopping
-	(*SandboxStopped)(nil),        // 11: sandtrail.events.v1.SandboxStopped
-	(*SandboxDestroying)(nil),     // 12: sandtrail.events.v1.SandboxDestroying
-	(*SandboxDestroyed)(nil),      // 13: sandtrail.events.v1.SandboxDestroyed
-	(*SandboxUsageSampled)(nil),   // 14: sandtrail.events.v1.SandboxUsageSampled
-	(*ExecSpec)(nil),              // 15: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),         // 16: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),           // 17: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                   // 18: sandtrail.events.v1.Gap
-	(*Output)(nil),                // 19: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),         // 20: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),              // 21: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),   // 22: sandtrail.events.v1.ExecCancelRequested
-	(*WorkspaceReleased)(nil),     // 23: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),      // 24: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                // 25: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),        // 26: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),         // 27: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),             // 28: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),         // 29: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),            // 30: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),            // 31: sandtrail.events.v1.KeyRevoked
-	nil,                           // 32: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 34: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 35: common.v1.LimitHit
+	(*NameReserved)(nil),          // 4: sandtrail.events.v1.NameReserved
+	(*NameReleased)(nil),          // 5: sandtrail.events.v1.NameReleased
+	(*SandboxScheduled)(nil),      // 6: sandtrail.events.v1.SandboxScheduled
+	(*SandboxStarting)(nil),       // 7: sandtrail.events.v1.SandboxStarting
+	(*Phase)(nil),                 // 8: sandtrail.events.v1.Phase
+	(*Endpoint)(nil),              // 9: sandtrail.events.v1.Endpoint
+	(*SandboxReady)(nil),          // 10: sandtrail.events.v1.SandboxReady
+	(*SandboxFailed)(nil),         // 11: sandtrail.events.v1.SandboxFailed
+	(*SandboxStopping)(nil),       // 12: sandtrail.events.v1.SandboxStopping
+	(*SandboxStopped)(nil),        // 13: sandtrail.events.v1.SandboxStopped
+	(*SandboxDestroying)(nil),     // 14: sandtrail.events.v1.SandboxDestroying
+	(*SandboxDestroyed)(nil),      // 15: sandtrail.events.v1.SandboxDestroyed
+	(*SandboxUsageSampled)(nil),   // 16: sandtrail.events.v1.SandboxUsageSampled
+	(*ExecSpec)(nil),              // 17: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),         // 18: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),           // 19: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                   // 20: sandtrail.events.v1.Gap
+	(*Output)(nil),                // 21: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),         // 22: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),              // 23: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),   // 24: sandtrail.events.v1.ExecCancelRequested
+	(*WorkspaceReleased)(nil),     // 25: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),      // 26: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                // 27: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),        // 28: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),         // 29: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),             // 30: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),         // 31: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),            // 32: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),            // 33: sandtrail.events.v1.KeyRevoked
+	nil,                           // 34: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 36: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 37: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	32, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	34, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	33, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	35, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
-	6,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
-	7,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	34, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	34, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	34, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	33, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	34, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	15, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	33, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	15, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	33, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	18, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	34, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	19, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	19, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	35, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	34, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	33, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	33, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	33, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	25, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	25, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	33, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	33, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
+	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	36, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	36, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	36, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	35, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	36, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	17, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	35, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	17, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	35, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	20, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	36, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	21, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	21, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	37, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	36, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	35, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	35, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	35, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	27, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	27, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	35, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	35, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
 	30, // [30:30] is the sub-list for method output_type
 	30, // [30:30] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
@@ -2712,7 +2866,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
