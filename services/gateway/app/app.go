@@ -29,6 +29,7 @@ import (
 	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/httpapi"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/sandboxapi"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -43,6 +44,8 @@ type Deps struct {
 	Tracer trace.TracerProvider
 	// Checks are further conditions of readiness by name, from services in the same process.
 	Checks map[string]func() error
+	// Version of the program, as it tells callers.
+	Version string
 }
 
 // App is a gateway that listens and has not begun to serve.
@@ -109,7 +112,13 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the HTTP API: %w", err)
 	}
-	if err := a.listen(cfg, api, ops.Handler(d.Registry, checks...)); err != nil {
+	named, err := sandboxapi.New(use, around, sandboxapi.Options{
+		Image: cfg.Image, Tenant: cfg.DevelopmentTenant, Version: d.Version, Tracer: d.Tracer,
+	}, d.Registry)
+	if err != nil {
+		return nil, fmt.Errorf("make the HTTP API of named sandboxes: %w", err)
+	}
+	if err := a.listen(cfg, both(api, named), ops.Handler(d.Registry, checks...)); err != nil {
 		return nil, err
 	}
 	return a, nil

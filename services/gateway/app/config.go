@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -19,6 +20,8 @@ type Config struct {
 	Ops string
 	// Image of a sandbox whose request over HTTP names none: DefaultImage.
 	Image string
+	// DevelopmentTenant is for whom callers without a credential make named sandboxes in development mode: default.
+	DevelopmentTenant string
 	// CORSOrigins may call the HTTP API from browsers; none by default, "*" is any.
 	CORSOrigins []string
 	// KeysFile holds the API keys; empty is development mode: no credential is asked for, requests name their tenant.
@@ -65,6 +68,7 @@ func (c Config) withDefaults() Config {
 	set(&c.GRPC, "127.0.0.1:50051")
 	set(&c.HTTP, "127.0.0.1:8080")
 	set(&c.Image, DefaultImage)
+	set(&c.DevelopmentTenant, "default")
 	set(&c.WorkspaceBytes, 5<<30)
 	set(&c.MaxWorkspaceBytes, 100<<30)
 	set(&c.MaxCPUMillis, 64_000)
@@ -101,6 +105,9 @@ func (c Config) Validate() error {
 	}
 	if o := badOrigin(c.CORSOrigins); o != "" {
 		errs = append(errs, fmt.Errorf("cors-origins: %q is not an origin such as https://example.com", o))
+	}
+	if !subject.ValidTenant(c.DevelopmentTenant) {
+		errs = append(errs, fmt.Errorf("development-tenant: %q must be 1 to 64 of A-Z a-z 0-9 _ -", c.DevelopmentTenant))
 	}
 	if c.SealKeyFile == "" {
 		errs = append(errs, errors.New("seal-key-file: is needed"))

@@ -41,6 +41,8 @@ type peer struct {
 	running map[string]*execution
 	files   map[string][]byte
 	uploads map[string][]byte
+	// dirs are the directories that there are below /workspace.
+	dirs map[string]bool
 	// appends counts writes that changed a file.
 	appends int
 	// onPart is called before each part of a write is taken; an error is its answer.
@@ -53,6 +55,7 @@ type peer struct {
 func newPeer(w *world) *peer {
 	p := &peer{
 		w: w, log: jslog.New(w.JS), nc: w.NC, running: map[string]*execution{}, files: map[string][]byte{}, uploads: map[string][]byte{},
+		dirs:    map[string]bool{},
 		scripts: map[string]func(*execution){"true": func(x *execution) { x.complete(0) }, "wait": func(*execution) {}},
 	}
 	for filter, handle := range map[string]nats.MsgHandler{
@@ -145,16 +148,29 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 		if err := do(c.GetCommandId(), sandbox.Destroy{Reason: c.GetDestroy().GetReason()}); err != nil {
 			return err
 		}
-		return do(ids.New(), sandbox.MarkDestroyed{At: time.Now(), DeleteAfter: time.Now().Add(time.Hour)})
+		if err := do(ids.New(), sandbox.MarkDestroyed{At: time.Now(), DeleteAfter: time.Now().Add(time.Hour)}); err != nil {
+			return err
+		}
+		s, err := p.load(c.GetTenantId(), c.GetSandboxId())
+		if err != nil || s.Name == "" {
+			return err
+		}
+		return p.name(c, s.Name, sandbox.ReleaseName{Name: s.Name, Sandbox: s.ID})
 	}
 	req := c.GetCreate()
+	if name := req.GetName(); name != "" {
+		if err := p.name(c, name, sandbox.ReserveName{Name: name, Sandbox: c.GetSandboxId()}); err != nil {
+			return err
+		}
+	}
 	if req.GetImage() == "refused" {
 		return fault.New(fault.ResourceExhausted, fault.ReasonQuota, "the quota of sandboxes is used up")
 	}
 	err := do(c.GetCommandId(), sandbox.Create{
 		CommandID: c.GetCommandId(), At: time.Now(), SandboxID: c.GetSandboxId(), SessionID: req.GetSessionId(), OrgID: req.GetOrgId(),
 		Image: req.GetImage(), Workspace: req.GetWorkspace(), Limits: req.GetLimits(), EnvKeys: req.GetEnvKeys(), Labels: req.GetLabels(),
-		Placement: &eventsv1.Placement{Worker: natstest.Worker},
+		Placement: &eventsv1.Placement{Worker: natstest.Worker}, Name: req.GetName(), Region: req.GetAskedRegion(), Provider: req.GetProvider(),
+		InstanceType: req.GetInstanceType(),
 	})
 	if err != nil || req.GetImage() == "slow" {
 		return err
@@ -164,6 +180,28 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	}
 	_ = do(ids.Derive(c.GetCommandId(), "ready"), sandbox.MarkReady{Worker: natstest.Worker, Hostname: "h", RuntimeID: "r", ImageDigest: "d"})
 	return nil
+}
+
+func (p *peer) load(tenant, id string) (sandbox.Sandbox, error) {
+	h, err := p.log.Load(context.Background(), subject.Sandbox(tenant, id))
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return sandbox.Fold(h)
+}
+
+// name decides about a name and appends.
+func (p *peer) name(c *commandsv1.SandboxCommand, name string, cmd sandbox.NameCommand) error {
+	meta := sandbox.CommandMeta{ID: ids.New(), Actor: c.GetActor(), Time: time.Now(), Tenant: c.GetTenantId()}
+	_, err := eventlog.Execute(context.Background(), p.log, subject.Name(c.GetTenantId(), sandbox.NameID(name)), func(h eventlog.History) ([]envelope.Event, error) {
+		n, err := sandbox.FoldName(h)
+		if err != nil {
+			return nil, err
+		}
+		bodies, err := sandbox.DecideName(n, cmd)
+		return sandbox.Events(meta, bodies...), err
+	})
+	return err
 }
 
 func (p *peer) execCommand(c *commandsv1.ExecCommand) error {
@@ -313,6 +351,9 @@ func (p *peer) fileCall(c *commandsv1.FileCall) (*commandsv1.FileReply, error) {
 	case *commandsv1.FileCall_Write:
 		return p.write(call.Write)
 	case *commandsv1.FileCall_List:
+		if dir := call.List.GetPath(); strings.HasPrefix(dir, "/workspace/") && !p.dirs[dir] {
+			return nil, fault.New(fault.NotFound, fault.ReasonPathNotFound, "there is no such directory")
+		}
 		return &commandsv1.FileReply{Entries: []*commandsv1.FileInfo{{Path: "f"}}}, nil
 	default:
 		return &commandsv1.FileReply{Usage: &commonv1.UsageMetrics{CpuMs: 7}}, nil

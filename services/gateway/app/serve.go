@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+
+	"github.com/sandtrail/sandtrail/services/gateway/internal/sandboxapi"
 )
 
 const (
@@ -74,6 +76,17 @@ func (a *App) apiServer(cfg Config, api, operators http.Handler) *http.Server {
 		Handler: h, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead, Protocols: p,
 		ErrorLog: quiet(a.log),
 	}
+}
+
+// both serves the controller API and that of named sandboxes on one address.
+func both(controller, named http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if sandboxapi.Takes(r) {
+			named.ServeHTTP(w, r)
+			return
+		}
+		controller.ServeHTTP(w, r)
+	})
 }
 
 // DefaultImage is that of a sandbox whose request over HTTP names none.

@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/version"
 	"github.com/sandtrail/sandtrail/libs/natsserver"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
@@ -210,7 +211,7 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 	}
 	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, RequireKeys: u.RequireKeys, SealKeyFile: s.sealKey()}, gateway.Deps{
 		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry, Tracer: s.tracer("gateway"),
-		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }},
+		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }}, Version: version.Version,
 	})
 	if err != nil {
 		return err

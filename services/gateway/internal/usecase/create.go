@@ -36,12 +36,19 @@ func (u *UseCases) Create(ctx context.Context, p principal.Principal, key string
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	c, err := u.claim(ctx, tenant, "CreateSandbox", key, p.Actor, req)
+	return u.ordered(ctx, p, tenant, "CreateSandbox", key, req, create, req.GetEnvVars())
+}
+
+// ordered orders a create. request is what an idempotency key is bound to.
+func (u *UseCases) ordered(
+	ctx context.Context, p principal.Principal, tenant, method, key string, request proto.Message, create *commandsv1.CreateSandbox, env map[string]string,
+) (sandbox.Sandbox, error) {
+	c, err := u.claim(ctx, tenant, method, key, p.Actor, request)
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	id := c.id()
-	if create.SealedEnv, err = u.sealEnv(id, req.GetEnvVars()); err != nil {
+	if create.SealedEnv, err = u.sealEnv(id, env); err != nil {
 		return sandbox.Sandbox{}, err
 	}
 	inbox, err := u.inbox()

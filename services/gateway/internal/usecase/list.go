@@ -28,6 +28,8 @@ type ListFilter struct {
 	Cursor          string
 	// Limit is 1 to 200.
 	Limit int
+	// Keep narrows it further; nil keeps all.
+	Keep func(*commandsv1.SandboxView) bool
 }
 
 // List gives one page of the tenant's sandboxes, newest first, and the cursor of the next page. It reads the view, which is a
@@ -49,7 +51,7 @@ func (u *UseCases) List(ctx context.Context, p principal.Principal, f ListFilter
 	all, err := u.views(ctx, tenant, func(v *commandsv1.SandboxView) bool {
 		return (f.Session == "" || v.GetRequested().GetSessionId() == f.Session) &&
 			(len(f.Statuses) == 0 || slices.Contains(f.Statuses, sandbox.Status(v.GetState()))) &&
-			(f.Cursor == "" || position(v).compare(behind) > 0)
+			(f.Cursor == "" || position(v).compare(behind) > 0) && (f.Keep == nil || f.Keep(v))
 	})
 	if err != nil {
 		return nil, "", err

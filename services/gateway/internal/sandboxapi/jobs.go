@@ -1,0 +1,139 @@
+package sandboxapi
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/directget"
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+)
+
+// Kinds of jobs, and how their ids begin. A job is nothing that is stored: its id names a sandbox and what was to become of it, and the
+// sandbox's events say how far that is.
+const (
+	jobCreate = "CREATE"
+	jobDelete = "DELETE"
+)
+
+// Statuses of a job.
+const (
+	jobPending   = "PENDING"
+	jobRunning   = "RUNNING"
+	jobCompleted = "COMPLETED"
+	jobFailed    = "FAILED"
+)
+
+func jobID(kind, sandboxID string) string { return strings.ToLower(kind) + "-" + sandboxID }
+
+// job is what the log says of an order.
+type job struct {
+	ID           string    `json:"id"`
+	Type         string    `json:"type"`
+	Status       string    `json:"status"`
+	SandboxName  string    `json:"sandbox_name"`
+	ErrorMessage string    `json:"error_message"`
+	Result       jobResult `json:"result"`
+	CreatedAt    time.Time `json:"created_at"`
+	UpdatedAt    time.Time `json:"updated_at"`
+}
+
+type jobResult struct {
+	SandboxID string `json:"sandbox_id"`
+	// Attempts counts how often a worker began: over 1 where one was killed half way and it was taken up again.
+	Attempts uint32 `json:"attempts"`
+	// Message says what it waits for.
+	Message string `json:"message,omitempty"`
+}
+
+// showJob answers a job by its id.
+func (c *call) showJob() error {
+	kind, id, _ := strings.Cut(c.r.PathValue("id"), "-")
+	kind = strings.ToUpper(kind)
+	if !ids.Valid(id) || kind != jobCreate && kind != jobDelete {
+		return noJob(c.r.PathValue("id"))
+	}
+	j, err := c.jobOf(id, kind)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, j)
+}
+
+func (c *call) jobOf(id, kind string) (job, error) {
+	h, err := c.use.History(c.ctx, c.p, id)
+	if fault.Is(err, fault.ReasonSandboxNotFound) {
+		return job{}, noJob(jobID(kind, id))
+	}
+	if err != nil {
+		return job{}, err
+	}
+	s, err := sandbox.Show(h)
+	if err != nil {
+		return job{}, err
+	}
+	j := job{ID: jobID(kind, id), Type: kind, SandboxName: orElse(s.Name, s.ID), Result: jobResult{SandboxID: id}}
+	if kind == jobCreate {
+		creating(&j, h)
+		return j, nil
+	}
+	if deleting(&j, h); j.Status == "" {
+		return job{}, noJob(j.ID)
+	}
+	return j, nil
+}
+
+// creating follows a create to its end: the first time that it is ready, or what came instead.
+func creating(j *job, h eventlog.History) {
+	for _, e := range h.Events {
+		if j.Status == jobCompleted || j.Status == jobFailed {
+			return
+		}
+		switch b := e.Body.(type) {
+		case *eventsv1.SandboxRequested:
+			j.Status, j.CreatedAt = jobPending, e.Time
+		case *eventsv1.SandboxScheduled:
+		case *eventsv1.SandboxStarting:
+			j.Status, j.Result.Attempts, j.Result.Message = jobRunning, b.GetAttempt(), b.GetMessage()
+		case *eventsv1.SandboxReady:
+			j.Status, j.Result.Message = jobCompleted, ""
+		case *eventsv1.SandboxFailed:
+			j.Status, j.ErrorMessage = jobFailed, orElse(b.GetMessage(), b.GetReason())
+		case *eventsv1.SandboxDestroying:
+			j.Status, j.ErrorMessage = jobFailed, "it was deleted before it was up ("+b.GetReason()+")"
+		default:
+			continue
+		}
+		j.UpdatedAt = e.Time
+	}
+}
+
+// deleting follows the end of a sandbox. Without one the job has no status.
+func deleting(j *job, h eventlog.History) {
+	for _, e := range h.Events {
+		switch e.Body.(type) {
+		case *eventsv1.SandboxDestroying:
+			j.Status, j.CreatedAt, j.UpdatedAt = jobRunning, e.Time, e.Time
+		case *eventsv1.SandboxDestroyed:
+			j.Status, j.UpdatedAt = jobCompleted, e.Time
+		}
+	}
+}
+
+func noJob(id string) error {
+	return fault.Newf(fault.NotFound, fault.ReasonJobNotFound, "there is no job %.100q", id)
+}
+
+// timeOf is when an event of the log happened; zero where it does not say.
+func timeOf(m directget.Message) time.Time {
+	e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
+	if err != nil {
+		return time.Time{}
+	}
+	return e.Time
+}

@@ -1,0 +1,70 @@
+package sandboxapi
+
+import (
+	"net/http"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/tenant"
+)
+
+const (
+	all     = Base + "/sandboxes"
+	one     = all + "/{name}"
+	toolbox = one + "/toolbox"
+)
+
+// routes are those that are served.
+var routes = []route{
+	{method: http.MethodGet, path: "/health", id: "health", open: true, do: (*call).health},
+	{method: http.MethodPost, path: all, id: "create", scopes: tenant.Create, long: true, do: (*call).create},
+	{method: http.MethodGet, path: all, id: "list", scopes: tenant.Inspect, do: (*call).list},
+	{method: http.MethodGet, path: all + "/{$}", id: "list_slash", scopes: tenant.Inspect, do: (*call).list},
+	{method: http.MethodGet, path: one, id: "get", scopes: tenant.Inspect, do: (*call).get},
+	{method: http.MethodDelete, path: one, id: "delete", scopes: tenant.Stop, do: (*call).remove},
+	{method: http.MethodGet, path: one + "/logs", id: "logs", scopes: tenant.Inspect, do: (*call).logs},
+	{method: http.MethodPost, path: all + "/execute", id: "execute", scopes: tenant.Execute, long: true, do: (*call).execute},
+	{method: http.MethodGet, path: all + "/stream", id: "stream", scopes: tenant.Execute, long: true, do: (*call).stream},
+	{method: http.MethodPost, path: all + "/stream", id: "stream_post", scopes: tenant.Execute, long: true, do: (*call).stream},
+	{method: http.MethodGet, path: toolbox + "/info", id: "info", scopes: tenant.Execute, do: (*call).about},
+	{method: http.MethodGet, path: toolbox + "/metrics", id: "metrics", scopes: tenant.Execute, do: (*call).load},
+	{method: http.MethodGet, path: toolbox + "/files", id: "files", scopes: tenant.Files, do: (*call).listFiles},
+	{method: http.MethodGet, path: toolbox + "/files/info", id: "file_info", scopes: tenant.Files, do: (*call).fileInfo},
+	{method: http.MethodGet, path: toolbox + "/files/download", id: "download", scopes: tenant.Files, long: true, do: (*call).download},
+	{method: http.MethodPost, path: toolbox + "/files/upload", id: "upload", scopes: tenant.Files, long: true, do: (*call).upload},
+	{method: http.MethodPost, path: toolbox + "/files/bulk-upload", id: "bulk_upload", scopes: tenant.Files, long: true, do: (*call).uploadAll},
+	{method: http.MethodPost, path: toolbox + "/files/folder", id: "folder", scopes: tenant.Files, do: (*call).makeFolder},
+	{method: http.MethodPost, path: toolbox + "/files/move", id: "move", scopes: tenant.Files, do: (*call).moveFile},
+	{method: http.MethodDelete, path: toolbox + "/files/delete", id: "delete_file", scopes: tenant.Files, do: (*call).deleteFile},
+	{method: http.MethodGet, path: toolbox + "/files/search", id: "search", scopes: tenant.Files, do: (*call).searchFiles},
+	{method: http.MethodGet, path: toolbox + "/files/find", id: "find", scopes: tenant.Files, do: (*call).findInFiles},
+	{method: http.MethodPost, path: toolbox + "/files/replace", id: "replace", scopes: tenant.Files, do: (*call).replaceInFiles},
+	{method: http.MethodGet, path: Base + "/jobs/{id}", id: "job", scopes: tenant.Inspect, do: (*call).showJob},
+	{method: http.MethodGet, path: Base + "/poders", id: "poders", scopes: tenant.Inspect, do: (*call).poders},
+	{method: http.MethodGet, path: Base + "/poders/{id}", id: "poder", scopes: tenant.Inspect, do: (*call).poder},
+	{method: http.MethodPost, path: Base + "/poders/{id}/sandboxes", id: "create_on", scopes: tenant.Create, long: true, do: (*call).createOn},
+}
+
+// missing are the routes of the published API that cannot be served yet. They answer 501 and say what is missing.
+var missing = []route{
+	lacks(http.MethodPatch, one, "patch", "a sandbox's time and labels cannot be changed yet", tenant.Create),
+	lacks(http.MethodPost, one+"/start", "start", "a sandbox cannot be stopped and started again yet", tenant.Stop),
+	lacks(http.MethodPost, one+"/stop", "stop", "a sandbox cannot be stopped and started again yet", tenant.Stop),
+	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
+	lacks("", one+"/pty", "pty", "terminals are not served yet", tenant.Execute),
+	lacks("", one+"/session", "session", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
+	lacks("", one+"/session/", "session_one", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
+	lacks("", toolbox+"/code-interpreter/", "interpreter", "the stateful interpreter is not served yet; execute starts a new one each time", tenant.Execute),
+	lacks("", toolbox+"/watch/", "watch", "directories are not watched yet", tenant.Files),
+	lacks("", toolbox+"/proxy/", "proxy", "ports of a sandbox are not reached yet: it has no network", tenant.Execute),
+	lacks("", one+"/mcp", "mcp", "the MCP endpoint is not served here yet", tenant.Execute),
+	lacks("", one+"/mcp/", "mcp_below", "the MCP endpoint is not served here yet", tenant.Execute),
+	lacks(http.MethodDelete, Base+"/poders/{id}", "delete_poder", "workers cannot be removed over this API yet; one that ends is gone after a minute", tenant.Admin),
+	lacks("", Base+"/tokens", "tokens", "keys are made with `sandtrail key create`, not over this API yet", tenant.Admin),
+	lacks("", Base+"/tokens/", "token", "keys are revoked with `sandtrail key revoke`, not over this API yet", tenant.Admin),
+}
+
+func lacks(method, path, id, what string, scopes tenant.Scopes) route {
+	return route{method: method, path: path, id: id, scopes: scopes, do: func(*call) error {
+		return fault.New(fault.FailedPrecondition, fault.ReasonNotImplemented, what)
+	}}
+}

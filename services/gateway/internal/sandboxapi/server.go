@@ -1,0 +1,296 @@
+// Package sandboxapi is the HTTP API of named sandboxes: it turns requests into use cases and answers back into JSON, and nothing else. Its
+// field names, statuses and event names are those of a published API, whose clients must work as they are.
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
+)
+
+// Base is the path below which every route but /health stands.
+const Base = "/api/v1"
+
+const (
+	headerToken       = "X-Sandrpod-Token"
+	headerTenant      = "X-Sandtrail-Tenant"
+	headerCorrelation = "X-Correlation-Id"
+	headerTrace       = "X-Trace-Id"
+	headerKey         = "Idempotency-Key"
+	headerExecution   = "Sandtrail-Execution-Id"
+	headerSandbox     = "Sandtrail-Sandbox-Id"
+)
+
+const (
+	// bodyTime is how long a body may take to arrive, writeTime how long a client may take to read what was written to it at once.
+	bodyTime, writeTime = 30 * time.Second, 30 * time.Second
+	// unaryTime bounds calls that do not wait for a command or a start.
+	unaryTime = 2 * time.Minute
+	// memoryBytes is what all requests together hold in bodies, files and outputs.
+	memoryBytes = 256 << 20
+)
+
+// Options are what differs from one deployment to another.
+type Options struct {
+	// Image of a sandbox whose request names none.
+	Image string
+	// Tenant of callers without a credential, where such are let in, unless they name one.
+	Tenant string
+	// Version of the program, as /health tells it.
+	Version string
+	Tracer  trace.TracerProvider
+}
+
+// Server serves the API.
+type Server struct {
+	*edge.Edge
+	use    *usecase.UseCases
+	opt    Options
+	mux    *http.ServeMux
+	memory *stored.Memory
+	calls  *prometheus.CounterVec
+}
+
+// New makes the handler. It fails where its metrics are registered already.
+func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), memory: stored.NewMemory(memoryBytes)}
+	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sandtrail_named_requests_total", Help: "Calls of the HTTP API of named sandboxes, by route and status.",
+	}, []string{"route", "status"})
+	if err := registry.Register(s.calls); err != nil {
+		return nil, err
+	}
+	for _, r := range slices.Concat(routes, missing) {
+		s.mux.HandleFunc(strings.TrimSpace(r.method+" "+r.path), func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r) })
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) {
+		s.serve(w, req, route{id: "none", open: true, do: (*call).nothing})
+	})
+	return s, nil
+}
+
+// Takes reports whether a request is for this API and not for the controller's, which has one path in common with it: who shows an ApiKey
+// there means the other one.
+func Takes(r *http.Request) bool {
+	if r.URL.Path == "/health" {
+		return true
+	}
+	path, below := strings.CutPrefix(r.URL.Path, Base+"/")
+	if !below {
+		return false
+	}
+	head, rest, more := strings.Cut(path, "/")
+	switch head {
+	case "jobs", "poders", "tokens":
+		return true
+	case "sandboxes":
+		return more && rest != "" || r.Method != http.MethodGet || !strings.HasPrefix(strings.ToLower(r.Header.Get("Authorization")), "apikey ")
+	}
+	return false
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// route is one method and path.
+type route struct {
+	// method is empty for every one.
+	method, path string
+	// id names it in metrics and logs.
+	id string
+	// open routes need no credential; others any of the scopes.
+	open   bool
+	scopes tenant.Scopes
+	// long calls end when what they wait for does.
+	long bool
+	do   func(*call) error
+}
+
+// call is one request under way.
+type call struct {
+	*Server
+	w   http.ResponseWriter
+	r   *http.Request
+	rc  *http.ResponseController
+	ctx context.Context //nolint:containedctx // it is the request's, with what the edge adds
+	p   principal.Principal
+	// status is what was answered; 0 until then.
+	status int
+	// release gives back what the credential holds, once the call is answered.
+	release func()
+}
+
+// serve puts the edge around a route's handler.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
+	begin := time.Now()
+	ctx := edge.Correlate(r.Context(), r.Header.Get(headerCorrelation), r.Header.Get(headerTrace))
+	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
+	ctx, span := s.opt.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, "named."+to.id,
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", to.path)))
+	defer span.End()
+	if !to.long {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, unaryTime)
+		defer cancel()
+	}
+	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
+	defer func() { c.release() }()
+	w.Header().Set(headerCorrelation, telemetry.Correlation(ctx))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Cache-Control", "no-store")
+	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
+	err := c.run(to)
+	s.Finish(c.ctx, "named."+to.id, begin, err)
+	if err != nil {
+		span.SetStatus(codes.Error, string(fault.From(err).Reason))
+		if fault.CodeOf(err) != fault.InvalidArgument { // what is wrong with a request is so whatever else is over
+			err = s.Shown(c.ctx, err)
+		}
+		c.fail(err)
+	}
+}
+
+// run is the call from its credential on.
+func (c *call) run(to route) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler { //nolint:errorlint // it is the value itself that is thrown
+				panic(p)
+			}
+			err = c.Recovered(c.ctx, p)
+		}
+	}()
+	if to.open {
+		return to.do(c)
+	}
+	if err := c.admit(); err != nil {
+		return err
+	}
+	if err := c.p.Need(to.scopes); err != nil {
+		return err
+	}
+	if strings.Contains(c.r.URL.RawQuery, ";") {
+		return invalid(map[string]string{"query": "cannot be read"})
+	}
+	if err := c.Reachable(c.ctx); err != nil {
+		return err
+	}
+	return to.do(c)
+}
+
+// admit says who calls. Where callers without a credential are let in they act for one tenant, because names are a tenant's.
+func (c *call) admit() error {
+	ctx, release, err := c.Door.Admit(c.ctx, credential(c.r.Header), true)
+	c.release = release
+	if err != nil {
+		return err
+	}
+	c.ctx = ctx
+	if c.p, err = principal.From(ctx); err != nil {
+		return err
+	}
+	if c.p.Development() {
+		if err := sameSite(c.r); err != nil {
+			return err
+		}
+		c.p.Tenant = c.opt.Tenant
+		if given := c.r.Header.Get(headerTenant); given != "" {
+			if !subject.ValidTenant(given) {
+				return invalid(map[string]string{headerTenant: "must be 1 to 64 of A-Z a-z 0-9 _ -"})
+			}
+			c.p.Tenant = given
+		}
+		c.ctx = principal.With(ctx, c.p)
+	}
+	return nil
+}
+
+// sameSite refuses what a browser sends for a page of another site: where no credential is asked for, a page that somebody on this host
+// looks at could run commands. A name that leads here by a trick of DNS is another site too.
+func sameSite(r *http.Request) error {
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	origin := r.Header.Get("Origin")
+	ours := origin == "" || origin == "http://"+r.Host
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+		ours = false
+	}
+	if ours && (host == "localhost" || ip != nil && ip.IsLoopback()) {
+		return nil
+	}
+	return fault.New(fault.PermissionDenied, fault.ReasonKeyMissing, "without a credential only programs on this host are let in, by a loopback address")
+}
+
+// credential is the one of a request, as the door takes it: these clients show a key in a header of its own or behind Bearer. Their own
+// header counts where both are there. Two of one kind are none that could be good.
+func credential(h http.Header) string {
+	if all := h[headerToken]; len(all) > 0 {
+		if len(all) > 1 || all[0] == "" {
+			return "none"
+		}
+		return principal.Scheme + " " + all[0]
+	}
+	all := h["Authorization"]
+	switch {
+	case len(all) == 0:
+		return ""
+	case len(all) > 1 || all[0] == "":
+		return "none"
+	}
+	scheme, key, ok := strings.Cut(all[0], " ")
+	if key = strings.TrimSpace(key); ok && strings.EqualFold(scheme, "Bearer") && strings.Count(key, ".") != 2 {
+		return principal.Scheme + " " + key
+	}
+	return all[0] // a token of an issuer has two dots, a key none
+}
+
+// box is the id of the sandbox that the path names.
+func (c *call) box() (string, error) { return c.find(c.r.PathValue("name")) }
+
+func (c *call) find(name string) (string, error) {
+	id, err := c.use.Named(c.ctx, c.p, name)
+	if err == nil {
+		c.w.Header().Set(headerSandbox, id)
+	}
+	return id, err
+}
+
+// nothing answers for a path, or a method of a path, that no route has.
+func (c *call) nothing() error {
+	return fault.Newf(fault.NotFound, fault.ReasonRouteNotFound, "there is no such route: %.16s %.200q", c.r.Method, c.r.URL.Path)
+}
+
+// clientGone reports whether nobody is there to be answered.
+func (c *call) clientGone() bool { return errors.Is(c.r.Context().Err(), context.Canceled) }
+
+// health needs no credential.
+func (c *call) health() error {
+	status, code := "ok", http.StatusOK
+	if !c.Connected() {
+		status, code = "unavailable", http.StatusServiceUnavailable
+	}
+	return c.answer(code, map[string]string{"status": status, "version": c.opt.Version})
+}

@@ -1,0 +1,86 @@
+package sandboxapi
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/fault"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+)
+
+// silence is how old a heartbeat may be before its worker counts as offline: three were missed.
+const silence = 15 * time.Second
+
+// poder is a worker in the words of the published API.
+type poder struct {
+	ID            string    `json:"id"`
+	Region        string    `json:"region"`
+	ProviderType  string    `json:"provider_type"`
+	State         string    `json:"state"`
+	Resources     resources `json:"resources"`
+	Usage         inUse     `json:"usage"`
+	LastHeartbeat time.Time `json:"last_heartbeat"`
+}
+
+type resources struct {
+	CPUCores      float64 `json:"cpu_cores"`
+	MemoryBytes   uint64  `json:"memory_bytes"`
+	MaxContainers uint32  `json:"max_containers"`
+	Arch          string  `json:"arch"`
+	OS            string  `json:"os"`
+	// Driver is how it makes sandboxes: gvisor or kube.
+	Driver string `json:"driver"`
+}
+
+// inUse is what a worker's sandboxes take of it. Its cpu and memory are not reported yet: 0.
+type inUse struct {
+	Containers  uint32  `json:"containers"`
+	CPUUsage    float64 `json:"cpu_usage"`
+	MemoryUsage float64 `json:"memory_usage"`
+}
+
+func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
+	p := poder{
+		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: local, State: "ONLINE",
+		Resources: resources{
+			CPUCores: float64(w.GetCpuMillis()) / 1000, MemoryBytes: w.GetMemoryBytes(), MaxContainers: w.GetMaxSandboxes(),
+			Arch: "amd64", OS: "linux", Driver: w.GetDriver(),
+		},
+		Usage: inUse{Containers: w.GetSandboxes()}, LastHeartbeat: w.GetTime().AsTime(),
+	}
+	if now.Sub(p.LastHeartbeat) > silence {
+		p.State = "OFFLINE"
+	}
+	return p
+}
+
+// poders lists the workers that were heard of within the last minute.
+func (c *call) poders() error {
+	all, err := c.use.Workers(c.ctx, c.p)
+	if err != nil {
+		return err
+	}
+	out := struct {
+		Poders []poder `json:"poders"`
+	}{[]poder{}}
+	for _, w := range all {
+		out.Poders = append(out.Poders, poderOf(w, time.Now()))
+	}
+	slices.SortFunc(out.Poders, func(a, b poder) int { return strings.Compare(a.ID, b.ID) })
+	return c.answer(http.StatusOK, out)
+}
+
+func (c *call) poder() error {
+	all, err := c.use.Workers(c.ctx, c.p)
+	if err != nil {
+		return err
+	}
+	id := c.r.PathValue("id")
+	i := slices.IndexFunc(all, func(w *commandsv1.WorkerStatus) bool { return w.GetWorker() == id })
+	if i < 0 {
+		return fault.Newf(fault.NotFound, fault.ReasonWorkerNotFound, "there is no worker %.64q", id)
+	}
+	return c.answer(http.StatusOK, poderOf(all[i], time.Now()))
+}
