@@ -12,6 +12,8 @@ const (
 	Commands = "cmd.>"
 	Outputs  = "out.>"
 	Dead     = "dlq.>"
+	// EventPrefix begins the subject of every event: evt.<tenant>.…
+	EventPrefix = "evt."
 	// LivePrefix is put before an event's or a chunk's subject by RePublish of its stream.
 	LivePrefix = "live."
 )
@@ -31,6 +33,11 @@ const (
 	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
 	KindLog Kind = "log"
 )
+
+// Kinds are all kinds of aggregates.
+func Kinds() []Kind {
+	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter, KindLog}
+}
 
 // NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
 const NoTenant = "_none"
@@ -203,6 +210,25 @@ func AllTenants() string { return "evt.*.tenant" }
 
 // OfTenant matches every event of a tenant: evt.<tenant>.>
 func OfTenant(tenant string) string { return "evt." + tenant + ".>" }
+
+// OfKind matches the events of all aggregates of a kind: evt.<tenant>.<kind>.… The tenant is any where it is empty; with a sandbox it
+// matches only what is that sandbox's: evt.<tenant>.exec.<sandbox>.*
+func OfKind(tenant string, kind Kind, sandbox string) string {
+	if tenant == "" {
+		tenant = "*"
+	}
+	if sandbox == "" {
+		sandbox = "*"
+	}
+	switch kind {
+	case KindExec:
+		return "evt." + tenant + ".exec." + sandbox + ".*"
+	case KindTenant:
+		return "evt." + tenant + ".tenant"
+	default:
+		return "evt." + tenant + "." + string(kind) + "." + sandbox
+	}
+}
 
 // AnyTenantSandbox matches a sandbox whose tenant is not known: evt.*.sandbox.<id>
 func AnyTenantSandbox(id string) string { return "evt.*.sandbox." + id }

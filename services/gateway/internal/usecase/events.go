@@ -3,10 +3,12 @@ package usecase
 import (
 	"context"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/sandtrail/sandtrail/libs/cursor"
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -27,6 +29,9 @@ type eachEvent func(seq uint64, e *envelope.Recorded) error
 // narrows it to one sandbox and its execs; without a tenant (development mode only) it gives those of all. each also gets the
 // sequence up to which everything was seen; after a Limits.Heartbeat of silence it gets that alone, also while long stretches of the
 // log are read in which there is nothing of the sandbox.
+//
+// A cursor behind which events are missing, because they are no longer kept, is fault.FailedPrecondition with ReasonCursorExpired and the
+// oldest position, at the start and for who follows too slowly; 0 begins with whatever there is.
 func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sandboxID string, after uint64, stop bool, each eachEvent) error {
 	if err := p.Need(scopes.Inspect); err != nil {
 		return err
@@ -53,9 +58,17 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 		return each(seq, e)
 	}
 	quiet := func() bool { return time.Since(sent) >= u.limits.Heartbeat }
-	var down time.Time
+	var down, checked time.Time
 	for {
-		n, err := u.eventsFrom(ctx, filter, sandboxID, &after, tell, quiet)
+		n, err := 0, error(nil)
+		if time.Since(checked) >= u.limits.Heartbeat {
+			if err = u.kept(ctx, after); err == nil {
+				checked = time.Now()
+			}
+		}
+		if err == nil {
+			n, err = u.eventsFrom(ctx, filter, sandboxID, &after, tell, quiet)
+		}
 		var again <-chan time.Time
 		switch {
 		case err == nil:
@@ -87,6 +100,28 @@ func (u *UseCases) Events(ctx context.Context, p principal.Principal, tenant, sa
 			return ctx.Err()
 		}
 	}
+}
+
+// kept refuses a cursor behind which the log has lost its beginning.
+func (u *UseCases) kept(ctx context.Context, after uint64) error {
+	if after == 0 {
+		return nil
+	}
+	wait, cancel := context.WithTimeout(ctx, stored.PageWait)
+	defer cancel()
+	now, err := cursor.BoundsOf(wait, u.js)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return unreachable(err)
+	}
+	oldest := now.Oldest().Seq
+	if after >= oldest {
+		return nil
+	}
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonCursorExpired, "events before %d are no longer kept; go on after sequence %d", now.First, oldest).
+		WithFields(map[string]string{"after_sequence": "the oldest position is " + strconv.FormatUint(oldest, 10)})
 }
 
 // eventsFilter is the subject filter of what the caller may and wants to see.
