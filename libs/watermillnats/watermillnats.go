@@ -86,6 +86,10 @@ type SubscriberConfig struct {
 	Lanes      int
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
+	// Key groups the messages of a topic: those with one key come one after another, in order until one is nacked. nil: no order.
+	Key func(worker.Message) string
+	// Wants says for a topic which of its messages are handed out; the others are acknowledged as they come. nil, and a nil function: all.
+	Wants func(topic string) func(worker.Message) bool
 	// Backoff between a nack and the next try, by default worker.DefaultBackoff.
 	Backoff []time.Duration
 	// MaxAttempts of a message before it is dead; 0 is without end. What a handler below Report returns as worker.Poison, or panics
@@ -127,6 +131,14 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	unlink := context.AfterFunc(s.ctx, cancel)
+	key := s.cfg.Key
+	if key == nil {
+		key = func(m worker.Message) string { return fmt.Sprint(m.Seq) }
+	}
+	var wants func(worker.Message) bool
+	if s.cfg.Wants != nil {
+		wants = s.cfg.Wants(topic)
+	}
 	out := make(chan *message.Message)
 	s.runs.Go(func() {
 		defer close(out)
@@ -135,8 +147,13 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		err := worker.Run(ctx, s.js, worker.Config{
 			Service: s.cfg.Service, Stream: stream, Consumer: consumer, Lanes: s.cfg.Lanes, Log: log,
 			Registerer: s.cfg.Registerer, Backoff: s.cfg.Backoff, MaxAttempts: cmp.Or(s.cfg.MaxAttempts, -1), Drain: -1,
-			Key: func(m worker.Message) string { return fmt.Sprint(m.Seq) },
-		}, func(ctx context.Context, m worker.Message) error { return deliver(ctx, out, m) })
+			Key: key,
+		}, func(ctx context.Context, m worker.Message) error {
+			if wants != nil && !wants(m) {
+				return nil
+			}
+			return deliver(ctx, out, m)
+		})
 		if err != nil {
 			log.ErrorContext(ctx, "subscription ended", "topic", topic, "error", err)
 		}
