@@ -418,7 +418,7 @@ func TestCompletion(t *testing.T) {
 		"ls --status rea":             "ready",
 		"ls --outp":                   "--output",
 		"ls --grpc x --output=json -": "",
-		"replay ":                     "exec sandbox",
+		"replay ":                     "exec run sandbox tenant",
 		"completion z":                "zsh",
 		"ls --output=js":              "--output=json",
 		"ls --output = js":            "json",
@@ -446,7 +446,7 @@ func TestHelpNamesEveryExitCode(t *testing.T) {
 			require.Contains(t, r.stdout, fmt.Sprintf("\n    %d  ", code), "%s", args)
 		}
 	}
-	for _, args := range []string{"create", "ls", "describe", "rm", "exec", "cp", "events", "replay exec", "replay sandbox", "usage ls"} {
+	for _, args := range []string{"create", "ls", "describe", "rm", "exec", "cp", "events", "replay exec", "replay sandbox", "replay tenant", "trace", "usage ls"} {
 		help := f.run(t, append(strings.Fields(args), "--help")...).stdout
 		for _, flag := range []string{"--grpc", "SANDTRAIL_ADDR", "--output", "--api-key-file", "--tenant"} {
 			require.Contains(t, help, flag, args)

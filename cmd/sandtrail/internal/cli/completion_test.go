@@ -99,7 +99,7 @@ func TestCompletionInFish(t *testing.T) {
 		{"sandtrail ls --status ", []string{"destroyed", "failed", "ready", "starting"}},
 		{"sandtrail ls --outp", []string{"--output"}},
 		{"sandtrail ls --output=js", []string{"--output=json"}},
-		{"sandtrail replay ", []string{"exec", "sandbox"}},
+		{"sandtrail replay ", []string{"exec", "run", "sandbox", "tenant"}},
 		{"sandtrail cp some-fi", []string{"some-file"}},
 	} {
 		cmd := exec.CommandContext(t.Context(), fish, "--no-config", "-c", "sandtrail completion fish | source; complete -C $argv[1]", c.line)

@@ -37,7 +37,8 @@ type Root struct {
 	Cp       Cp       `cmd:"" group:"Sandboxes" help:"Copy files to and from a sandbox."`
 
 	Events Events `cmd:"" group:"History" help:"Show what happened, from the log."`
-	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox as it was."`
+	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox, exec or tenant as it was; read the log again."`
+	Trace  Trace  `cmd:"" group:"History" help:"Show what one request led to: commands, events, output, usage rows."`
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
 	Audit  Audit  `cmd:"" group:"History" help:"Check that the log is what was recorded, export it, and prove single events."`
 
