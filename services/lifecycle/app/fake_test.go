@@ -18,6 +18,8 @@ type host struct {
 	mu    sync.Mutex
 	boxes map[string]*box
 	disks map[string]bool
+	// kept are the marks of workspaces that somebody has put off.
+	kept map[string]time.Time
 	// made counts the sandboxes that were ever begun, by id: more than one at a time would be found here.
 	made map[string]int
 
@@ -38,7 +40,7 @@ type box struct {
 }
 
 func newHost() *host {
-	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, made: map[string]int{}, silent: map[string]bool{}}
+	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, kept: map[string]time.Time{}, made: map[string]int{}, silent: map[string]bool{}}
 }
 
 func (h *host) with(f func(*host)) {
@@ -147,6 +149,12 @@ func (d *driver) DeleteWorkspace(_ context.Context, id string) error {
 		delete(h.disks, id)
 	})
 	return err
+}
+
+// DeleteAfter implements runtime.Dated.
+func (d *driver) DeleteAfter(_ context.Context, id string) (after time.Time, err error) {
+	d.host.with(func(h *host) { after = h.kept[id] })
+	return after, nil
 }
 
 func (d *driver) status(id string, b *box) runtime.Status {

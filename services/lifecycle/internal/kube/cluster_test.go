@@ -219,6 +219,15 @@ func (c *cluster) driver(change ...func(*Options)) *Driver {
 	return d
 }
 
+// annotate gives a claim another delete-after, as somebody with kubectl does.
+func (c *cluster) annotate(claim, after string) {
+	obj, err := c.client.Tracker().Get(claimKind, namespace, claim)
+	require.NoError(c.t, err)
+	changed := obj.(*corev1.PersistentVolumeClaim).DeepCopy()
+	changed.Annotations[manifest.AnnotationDeleteAfter] = after
+	require.NoError(c.t, c.client.Tracker().Update(claimKind, changed, namespace))
+}
+
 func limit(t *testing.T) context.Context {
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(stop)

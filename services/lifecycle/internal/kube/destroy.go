@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -150,6 +151,26 @@ func marked(c *corev1.PersistentVolumeClaim) bool {
 	return c.Annotations[manifest.AnnotationDeleteAfter] != ""
 }
 
+// DeleteAfter is the mark of a sandbox's claim as the cluster has it now: whoever may change claims can put the end off.
+func (d *Driver) DeleteAfter(ctx context.Context, id string) (after time.Time, err error) {
+	if err := checkID(id); err != nil {
+		return after, err
+	}
+	name := manifest.ClaimName(id, 0)
+	if c := d.seen.claim(id); c != nil {
+		name = c.Name
+	}
+	claim, err := d.liveClaim(ctx, name, id)
+	if claim == nil || err != nil || !marked(claim) {
+		return after, err
+	}
+	after, err = time.Parse(time.RFC3339, claim.Annotations[manifest.AnnotationDeleteAfter])
+	if err != nil {
+		return after, fmt.Errorf("annotation %s of claim %s is no time: %w", manifest.AnnotationDeleteAfter, name, err)
+	}
+	return after, nil
+}
+
 // DeleteWorkspace removes the claim of a sandbox that has no pod, and returns once the cluster has it no more.
 func (d *Driver) DeleteWorkspace(ctx context.Context, id string) error {
 	if err := checkID(id); err != nil {
@@ -191,12 +212,17 @@ func (d *Driver) DeleteWorkspace(ctx context.Context, id string) error {
 }
 
 // findClaim looks into the watch, and where that shows none at the cluster itself.
-func (d *Driver) findClaim(ctx context.Context, id string) (claim *corev1.PersistentVolumeClaim, err error) {
+func (d *Driver) findClaim(ctx context.Context, id string) (*corev1.PersistentVolumeClaim, error) {
 	if c := d.seen.claim(id); c != nil {
 		return c, nil
 	}
+	return d.liveClaim(ctx, manifest.ClaimName(id, 0), id)
+}
+
+// liveClaim asks the cluster for a claim by its name; nil where there is none, or it is another sandbox's.
+func (d *Driver) liveClaim(ctx context.Context, name, id string) (claim *corev1.PersistentVolumeClaim, err error) {
 	err = d.retry(ctx, func(ctx context.Context) error {
-		claim, err = d.o.Client.CoreV1().PersistentVolumeClaims(d.o.Config.Namespace).Get(ctx, manifest.ClaimName(id, 0), metav1.GetOptions{})
+		claim, err = d.o.Client.CoreV1().PersistentVolumeClaims(d.o.Config.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			claim, err = nil, nil
 		}

@@ -78,7 +78,10 @@ type Driver struct {
 	stop  context.CancelFunc
 }
 
-var _ runtime.Driver = (*Driver)(nil)
+var (
+	_ runtime.Driver = (*Driver)(nil)
+	_ runtime.Dated  = (*Driver)(nil)
+)
 
 // New cuts the sandboxes' namespace off by its network policy, begins to watch it, and returns once everything in it is known.
 func New(ctx context.Context, o Options) (*Driver, error) {

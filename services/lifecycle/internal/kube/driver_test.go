@@ -331,7 +331,19 @@ func TestAnEndIsToldWhenItIsSeen(t *testing.T) {
 	u, err = d.Destroy(limit(t), s.ID)
 	require.NoError(t, err)
 	require.Equal(t, uint64(7), u.CPUMillis)
+	after := func() time.Time {
+		at, err := d.DeleteAfter(limit(t), s.ID)
+		require.NoError(t, err)
+		return at
+	}
+	require.Equal(t, now.Add(24*time.Hour), after())
+	c.annotate(manifest.ClaimName(s.ID, 0), "2026-06-01T00:00:00Z")
+	require.Equal(t, time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), after(), "somebody has put it off")
+	c.annotate(manifest.ClaimName(s.ID, 0), "some day")
+	_, err = d.DeleteAfter(limit(t), s.ID)
+	require.ErrorContains(t, err, "no time")
 	require.NoError(t, d.DeleteWorkspace(limit(t), s.ID))
+	require.Zero(t, after())
 	require.NoError(t, d.DeleteWorkspace(limit(t), s.ID))
 	require.Empty(t, c.claims())
 }

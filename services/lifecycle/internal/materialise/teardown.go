@@ -125,7 +125,7 @@ func (r *Role) releaseName(ctx context.Context, s sandbox.Sandbox, m history.Met
 	}), nil
 }
 
-// deleteWorkspace removes a workspace whose time has come, by the log and this worker's clock. One that is not due is left
+// deleteWorkspace removes a workspace whose time has come, by the log, its own mark and this worker's clock. One that is not due is left
 // alone, whoever asked.
 func (r *Role) deleteWorkspace(ctx context.Context, s sandbox.Sandbox, m history.Meta) error {
 	agg := subject.Workspace(s.Tenant, s.ID)
@@ -140,6 +140,11 @@ func (r *Role) deleteWorkspace(ctx context.Context, s sandbox.Sandbox, m history
 	m.Time = r.now()
 	if s.State != sandbox.Destroyed || !disk.Due(m.Time) || disk.Worker != r.cfg.Name {
 		r.log.Info("a workspace that is not due was kept", "tenant", s.Tenant, "sandbox", s.ID, "delete_after", disk.DeleteAfter)
+		return nil
+	}
+	if kept, err := runtime.Kept(ctx, r.driver, s.ID, m.Time); kept {
+		// gc asks again as long as it is due, so this is no command to repeat.
+		r.log.Info("a workspace is kept by its own mark", "tenant", s.Tenant, "sandbox", s.ID, "error", err)
 		return nil
 	}
 	if err := r.driver.DeleteWorkspace(ctx, s.ID); err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
@@ -63,7 +64,9 @@ func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
 	if !r.old(key, r.cfg.WorkspaceGrace) {
 		return nil
 	}
+	if kept, err := runtime.Kept(ctx, r.driver, id, r.now()); kept {
+		return err
+	}
 	r.log.Warn("removing a workspace that the log does not know", "sandbox", id)
 	return r.driver.DeleteWorkspace(ctx, id)
 }
-

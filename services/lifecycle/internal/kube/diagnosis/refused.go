@@ -19,6 +19,9 @@ var admission = []struct {
 	{regexp.MustCompile(`(?i)exceeded quota`), fault.Error{
 		Code: fault.ResourceExhausted, Reason: fault.ReasonQuota, Message: "a quota of the cluster is used up",
 	}},
+	{regexp.MustCompile(`(?i)status unknown for quota`), fault.Error{
+		Code: fault.Unavailable, Reason: fault.ReasonWorkerUnavailable, Message: "a quota of the cluster is new and not counted yet",
+	}},
 	{regexp.MustCompile(`(?i)failed quota`), fault.Error{
 		Code: fault.ResourceExhausted, Reason: fault.ReasonQuota, Message: "a quota of the cluster wants what the sandbox does not say",
 	}},

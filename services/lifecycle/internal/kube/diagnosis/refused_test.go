@@ -32,6 +32,7 @@ func TestWhatAnAPIServerRefusesHasAReason(t *testing.T) {
 		says   string
 	}{
 		{forbidden("exceeded quota: boxes, requested: pods=1, used: pods=10, limited: pods=10"), fault.ReasonQuota, fault.ResourceExhausted, "pods=10"},
+		{forbidden("status unknown for quota: boxes, resources: pods"), fault.ReasonWorkerUnavailable, fault.Unavailable, "not counted yet"},
 		{forbidden("failed quota: boxes: must specify limits.cpu for: sandbox"), fault.ReasonQuota, fault.ResourceExhausted, "limits.cpu"},
 		{forbidden("maximum memory usage per Container is 1Gi, but limit is 2Gi"), fault.ReasonQuota, fault.ResourceExhausted, "1Gi"},
 		{forbidden(`violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false`), fault.ReasonClusterRefused, fault.FailedPrecondition, "Pod Security"},
