@@ -22,6 +22,14 @@ build: ## Build bin/sandtrail, bin/toolbox, bin/sandtrail-agent and one binary f
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail ./cmd/sandtrail
 	@for s in $(SERVICES); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/sandtrail-$$s ./services/$$s/cmd/$$s || exit 1; done
 
+PREFIX  ?= /usr/local
+
+.PHONY: install
+install: build ## Install sandtrail below PREFIX=/usr/local, also under the name of the named sandboxes' own CLI
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BIN)/sandtrail $(DESTDIR)$(PREFIX)/bin/sandtrail
+	ln -sf sandtrail $(DESTDIR)$(PREFIX)/bin/sandrpod-cli
+
 .PHONY: up
 up: build ## Set up what is missing and serve on localhost:50051
 	$(BIN)/sandtrail up --state $(STATE)

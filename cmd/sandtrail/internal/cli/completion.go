@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
 )
 
 // Completion is `sandtrail completion`.
@@ -23,10 +28,10 @@ var scripts = map[string]string{
 	fi
 	COMPREPLY=($("${COMP_WORDS[0]}" __complete -- "${words[@]}" 2>/dev/null))
 }
-complete -o default -F _sandtrail sandtrail
+complete -o default -F _sandtrail sandtrail sandrpod-cli
 `,
 	// zsh runs it as a file of fpath, whose first run is the first completion, or sourced, perhaps before any completion is set up.
-	"zsh": `#compdef sandtrail
+	"zsh": `#compdef sandtrail sandrpod-cli
 _sandtrail() {
 	local -a found
 	found=("${(@f)$("${words[1]}" __complete -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
@@ -41,7 +46,7 @@ if [[ ${funcstack[1]} == _sandtrail ]]; then
 	_sandtrail "$@"
 else
 	(( ${+functions[compdef]} )) || { autoload -Uz compinit && compinit; }
-	compdef _sandtrail sandtrail
+	compdef _sandtrail sandtrail sandrpod-cli
 fi
 `,
 	"fish": `function __sandtrail_complete
@@ -54,6 +59,7 @@ fi
 	end
 end
 complete -c sandtrail -f -a '(__sandtrail_complete)'
+complete -c sandrpod-cli -f -a '(__sandtrail_complete)'
 `,
 }
 
@@ -82,7 +88,7 @@ func (c *Complete) Run(e *Env, k *kong.Kong) error {
 	if len(words) == 0 {
 		words = []string{""}
 	}
-	for _, w := range candidates(k.Model.Node, words) {
+	for _, w := range candidates(k.Model.Node, words, liveNames) {
 		if _, err := fmt.Fprintln(e.Stdout, w); err != nil {
 			return err
 		}
@@ -92,7 +98,7 @@ func (c *Complete) Run(e *Env, k *kong.Kong) error {
 
 // candidates walks the commands that the words name and gives what fits the last word: values of a flag in front of it, flags,
 // sub-commands, or values of an argument. Behind -- a command of somebody else stands.
-func candidates(node *kong.Node, words []string) []string {
+func candidates(node *kong.Node, words []string, live func() []string) []string {
 	typed, before := words[len(words)-1], words[:len(words)-1]
 	var open *kong.Flag
 	position := 0
@@ -136,12 +142,42 @@ func candidates(node *kong.Node, words []string) []string {
 				all = append(all, n.Name)
 			}
 		}
-	case position < len(node.Positional):
-		all = enum(node.Positional[position])
+	case len(node.Positional) > 0:
+		last := min(position, len(node.Positional)-1)
+		v := node.Positional[last]
+		if position > last && !v.IsSlice() {
+			break
+		}
+		if all = enum(v); v.Tag.Get("complete") == "sandbox" {
+			all = live()
+		}
 	}
 	all = slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, typed) })
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// completionWait is how long completion waits for the names that there are: somebody has a finger on the key.
+const completionWait = time.Second
+
+// liveNames are the names of the sandboxes that there are, none where the server does not say them at once.
+func liveNames() []string {
+	var r Remote
+	api, err := r.server()
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionWait)
+	defer cancel()
+	var all struct{ Sandboxes []struct{ Name string } }
+	if api.JSON(ctx, http.MethodGet, "/api/v1/sandboxes", nil, nil, &all) != nil {
+		return nil
+	}
+	var names []string
+	for _, s := range all.Sandboxes {
+		names = append(names, render.Clean(s.Name))
+	}
+	return names
 }
 
 func flags(node *kong.Node) []*kong.Flag {

@@ -16,12 +16,13 @@ import (
 // Create is `sandtrail create`.
 type Create struct {
 	Server
+	Name           string        `arg:"" optional:"" help:"A name that no other sandbox of the tenant has: the sandbox is then made over HTTP, and the commands below Named sandboxes take its name."`
 	Image          string        `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" placeholder:"REF" help:"Image to run. Default: ${default}."`
 	Session        string        `placeholder:"ID" help:"The agent session it belongs to."`
 	Env            []string      `short:"e" sep:"none" placeholder:"K=V" help:"Environment variable of every exec; K alone takes its value from here, which keeps it out of process lists."`
 	Label          []string      `short:"l" sep:"none" placeholder:"K=V" help:"Label, recorded in clear."`
-	CPU            string        `name:"cpu" placeholder:"CORES" help:"Cores: 1.5 or 500m."`
-	Memory         string        `placeholder:"SIZE" help:"Memory: 512Mi, 2Gi."`
+	CPU            string        `name:"cpu" aliases:"cpus" placeholder:"CORES" help:"Cores: 1.5 or 500m."`
+	Memory         string        `placeholder:"SIZE" help:"Memory: 512Mi, 2Gi; with a name a number alone is MiB."`
 	Pids           uint32        `placeholder:"N" help:"Processes and threads at once."`
 	Workspace      string        `placeholder:"SIZE" help:"Size of the workspace: 5Gi."`
 	MountPath      string        `placeholder:"PATH" help:"Where the workspace is inside the sandbox."`
@@ -29,7 +30,17 @@ type Create struct {
 	IdempotencyKey string        `placeholder:"KEY" help:"The same key with the same flags gives the same sandbox for 24 hours. Default: a random one."`
 	Wait           bool          `help:"Wait until it is ready."`
 	Timeout        time.Duration `default:"5m" help:"Give up after this long; the sandbox stays."`
+
+	APIURL       string `name:"api-url" placeholder:"URL" group:"With a name" help:"URL of the server; see list."`
+	Region       string `default:"local" placeholder:"NAME" group:"With a name" help:"Region of its worker; local is any."`
+	Provider     string `default:"local" aliases:"provider-type" placeholder:"NAME" group:"With a name" help:"Kind of worker; there is: local."`
+	InstanceType string `placeholder:"NAME" group:"With a name" help:"Recorded, and of no meaning here."`
+	TTL          uint32 `name:"ttl" placeholder:"SECONDS" group:"With a name" help:"How long it may live, from now on."`
+	NoWait       bool   `group:"With a name" help:"Print the job and do not wait until it is up."`
 }
+
+// defaultImage is that of a create that names none.
+const defaultImage = "ghcr.io/paper-board/sandbox-python:v0.1.0"
 
 const (
 	// defaultTenant is taken where neither a key nor --tenant says whose it is.
@@ -75,6 +86,9 @@ func (c *Create) request() (*computev1.CreateSandboxRequest, error) {
 
 // Run creates a sandbox. Its id is printed as soon as it is known, so that it is there even if the wait fails.
 func (c *Create) Run(e *Env) error {
+	if c.Name != "" {
+		return c.createNamed(e)
+	}
 	req, err := c.request()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/client"
+	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/named"
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
 	"github.com/sandtrail/sandtrail/libs/fault"
 )
@@ -103,7 +104,7 @@ func describe(err error) problem {
 		p := describe(about.err)
 		p.Message = about.what + ": " + p.Message
 		return p
-	case errors.As(err, &wrong), errors.As(err, &parse), errors.Is(err, client.ErrPlaintextKey):
+	case errors.As(err, &wrong), errors.As(err, &parse), errors.Is(err, client.ErrPlaintextKey), errors.Is(err, named.ErrPlaintextKey):
 		return problem{Code: "usage", Message: err.Error(), Exit: ExitUsage}
 	case errors.As(err, &wronged):
 		return problem{Code: string(fault.FailedPrecondition), Reason: string(fault.ReasonAuditDamaged), Message: err.Error(), Exit: ExitTampered}

@@ -36,6 +36,23 @@ type Root struct {
 	Exec     Exec     `cmd:"" group:"Sandboxes" help:"Run a command in a sandbox; ends with its exit code."`
 	Cp       Cp       `cmd:"" group:"Sandboxes" help:"Copy files to and from a sandbox."`
 
+	List    List     `cmd:"" group:"Named sandboxes" help:"List sandboxes by name."`
+	Get     Get      `cmd:"" group:"Named sandboxes" help:"Show a sandbox: state, worker, architecture."`
+	Delete  Delete   `cmd:"" group:"Named sandboxes" help:"End sandboxes; their names are free again."`
+	Stop    StopBox  `cmd:"" group:"Named sandboxes" help:"End the processes of sandboxes and keep their files."`
+	Start   StartBox `cmd:"" group:"Named sandboxes" help:"Bring stopped sandboxes back."`
+	Execute Execute  `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
+	Stream  Execute  `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
+	FS      FS       `cmd:"" name:"fs" group:"Named sandboxes" help:"Work with the files of a sandbox."`
+	Logs    Logs     `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
+	Env     GuestEnv `cmd:"" group:"Named sandboxes" help:"Show what a sandbox says of itself."`
+	Stats   Stats    `cmd:"" group:"Named sandboxes" help:"Show what a sandbox uses now."`
+	Job     Job      `cmd:"" group:"Named sandboxes" help:"Show how far an order is."`
+	Poder   Poder    `cmd:"" group:"Named sandboxes" help:"Show the workers."`
+	Health  Health   `cmd:"" group:"Named sandboxes" help:"Ask a server whether it is well."`
+	Metrics Metrics  `cmd:"" group:"Named sandboxes" help:"Print a server's metrics."`
+	Config  Config   `cmd:"" group:"Named sandboxes" help:"Keep the URLs and keys of servers."`
+
 	Events Events `cmd:"" group:"History" help:"Show what happened, from the log."`
 	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox, exec or tenant as it was; read the log again."`
 	Trace  Trace  `cmd:"" group:"History" help:"Show what one request led to: commands, events, output, usage rows."`
