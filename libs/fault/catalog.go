@@ -95,6 +95,18 @@ var catalog = []Entry{
 		"the tenant has no such key", "list them: `sandtrail key ls`",
 	},
 	{
+		ReasonWebhookNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"the tenant has no such webhook, or it was deleted", "list them: `sandtrail webhook ls`",
+	},
+	{
+		ReasonUndelivered,
+		[]Code{Unavailable},
+		RetryLater,
+		"a webhook did not take a message; the message says why", "mend the endpoint; redrive the dead letter, or replay",
+	},
+	{
 		ReasonMalformed,
 		[]Code{InvalidArgument},
 		RetryNever,

@@ -70,6 +70,8 @@ const (
 	ReasonKeyMissing         Reason = "key_missing"
 	ReasonTenantMismatch     Reason = "tenant_mismatch"
 	ReasonTenantNotFound     Reason = "tenant_not_found"
+	ReasonWebhookNotFound    Reason = "webhook_not_found"
+	ReasonUndelivered        Reason = "undelivered"
 	ReasonKeyNotFound        Reason = "key_not_found"
 	ReasonScope              Reason = "scope_missing"
 	ReasonMalformed          Reason = "malformed_request"

@@ -154,7 +154,12 @@ func gc(b *builder) {
 	b.pull(topology.StreamEvents, topology.ConsumerGC)
 	b.feed()
 	b.publish(subject.SandboxCommand("*", "*"), subject.WorkerCommand("*", "*", "*"), subject.AllLogs())
-	b.bucket(topology.BucketLease, topology.LeaseSign)
+	b.bucket(topology.BucketLease, topology.LeaseSign, topology.LeaseWebhook)
+	// Webhooks: endpoints, how far each is, and what of it is given back.
+	b.publish(subject.AllWebhooks())
+	b.subscribe(subject.Live(subject.Events), subject.Redrive("*"))
+	b.bucket(topology.BucketCheckpoint, topology.CheckpointWebhook("*"))
+	b.answer(Operator)
 	b.bucket(topology.BucketSandbox)
 	b.watch(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
@@ -174,6 +179,7 @@ func operator(b *builder) {
 		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.
 		subject.Commands, subject.Redrive("*"), subject.Letter("*", "*").Subject(), api("STREAM.MSG.DELETE."+topology.StreamDead),
 		subject.AllTenants(), // tenants and their keys
+		subject.AllWebhooks(),
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs))
 }

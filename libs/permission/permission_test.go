@@ -119,6 +119,9 @@ func acts() []act {
 		pub("forge output", subject.Output("acme", "s", "x"), exec),
 		pub("forge live output", subject.Live(subject.Output("acme", "s", "x"))),
 		pub("forge a live event", subject.Live(subject.Sandbox("acme", "s").Subject())),
+		pub("change a webhook", subject.Webhook("acme", "w").Subject(), gc, operator),
+		pub("take the lease of webhooks", "$KV."+topology.BucketLease+"."+topology.LeaseWebhook, gc),
+		pub("store how far a webhook is", "$KV."+topology.BucketCheckpoint+"."+topology.CheckpointWebhook("w"), gc),
 		pub("ask for a sandbox", subject.SandboxCommand("acme", "s"), gateway, gc, operator),
 		pub("command a worker", subject.WorkerCommand(worker, "acme", "s"), scheduler, gc, operator),
 		pub("run a command", subject.ExecCommand(worker, "acme", "s", "x"), gateway, operator),
@@ -179,14 +182,14 @@ func acts() []act {
 		sub("listen to everything", ">"),
 		sub("listen to commands", subject.Commands),
 		sub("listen to appends", subject.Events),
-		sub("watch all that happens", subject.Live(subject.Events), gateway, operator),
+		sub("watch all that happens", subject.Live(subject.Events), gateway, gc, operator),
 		sub("watch all output", subject.Live(subject.Outputs), gateway, operator),
-		sub("watch sandboxes", subject.Live(subject.AllSandboxes()), gateway, host, exec, operator),
+		sub("watch sandboxes", subject.Live(subject.AllSandboxes()), gateway, host, exec, gc, operator),
 		sub("serve files", subject.FilesOf(worker), exec),
 		sub("serve files of another worker", subject.FilesOf(another)),
 		sub("serve bills", subject.Usage(), usage),
 		sub("see every inbox", "_INBOX.>"),
-		sub("be redriven as usage", subject.Redrive(topology.CheckpointUsage), usage),
+		sub("be redriven as usage", subject.Redrive(topology.CheckpointUsage), usage, gc),
 	}, inboxes())
 }
 

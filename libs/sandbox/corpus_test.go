@@ -21,6 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/libs/webhook"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
@@ -36,7 +37,7 @@ var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady":
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
 	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true, "Letter": true,
-	"Endpoint": true,
+	"Endpoint": true, "EventFilter": true,
 }
 
 func eventTypes() []protoreflect.MessageType {
@@ -180,6 +181,7 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecStarted ExecLost", "lost"},
 	{"exec", "ExecRequested+key ExecStarted+key ExecLost", "lost"},
 	{"tenant", "TenantCreated KeyCreated KeyRevoked", "created"},
+	{"webhook", "WebhookCreated WebhookRotated WebhookReplayRequested WebhookTestRequested WebhookTested WebhookDisabled WebhookDeleted", "deleted"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},
 	{"letter", "LetterDropped", "dropped"},
@@ -213,6 +215,11 @@ func TestTheCorpusReplays(t *testing.T) {
 			x, err = sandbox.FoldExec(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			state = x.State
 			require.Equal(t, "usage_event_id", x.UsageEventID)
+		case "webhook":
+			agg := subject.Webhook("acme", "w")
+			p := webhook.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
+			state = p.State()
+			require.Equal(t, "url", p.URL)
 		case "tenant":
 			agg := subject.Tenant("acme")
 			x := tenant.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})

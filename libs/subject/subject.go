@@ -30,13 +30,15 @@ const (
 	KindName Kind = "name"
 	// KindLetter is what operators decided about a dead letter.
 	KindLetter Kind = "letter"
+	// KindWebhook is an endpoint that a tenant has events sent to.
+	KindWebhook Kind = "webhook"
 	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
 	KindLog Kind = "log"
 )
 
 // Kinds are all kinds of aggregates.
 func Kinds() []Kind {
-	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindLetter, KindLog}
+	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindLetter, KindLog}
 }
 
 // NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
@@ -93,6 +95,11 @@ func Name(tenant, id string) Aggregate { return Aggregate{Kind: KindName, Tenant
 // Tenant is the aggregate of a tenant.
 func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant: tenant} }
 
+// Webhook is the aggregate of an endpoint of a tenant.
+func Webhook(tenant, id string) Aggregate {
+	return Aggregate{Kind: KindWebhook, Tenant: tenant, ID: id}
+}
+
 // Letter is the aggregate of a dead letter, under the tenant whose message it is, or NoTenant.
 func Letter(tenant, id string) Aggregate { return Aggregate{Kind: KindLetter, Tenant: tenant, ID: id} }
 
@@ -102,7 +109,7 @@ func Log(id string) Aggregate { return Aggregate{Kind: KindLog, Tenant: NoTenant
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
-//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt._none.log.<id>
+//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt.<tenant>.webhook.<id>  evt._none.log.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
@@ -120,7 +127,7 @@ func (a Aggregate) Validate() error {
 		return invalid(a.Tenant)
 	}
 	switch a.Kind {
-	case KindSandbox, KindWorkspace, KindExec, KindName, KindLetter, KindLog:
+	case KindSandbox, KindWorkspace, KindExec, KindName, KindWebhook, KindLetter, KindLog:
 		if a.Kind == KindLog && a.Tenant != NoTenant {
 			return fmt.Errorf("the log belongs to no tenant, not to %q", a.Tenant)
 		}
@@ -161,6 +168,8 @@ func ParseEvent(s string) (Aggregate, error) {
 		a = Exec(t[1], t[3], t[4])
 	case kind == KindName && n == 4:
 		a = Name(t[1], t[3])
+	case kind == KindWebhook && n == 4:
+		a = Webhook(t[1], t[3])
 	case kind == KindLetter && n == 4:
 		a = Letter(t[1], t[3])
 	case kind == KindLog && n == 4:
@@ -180,7 +189,7 @@ func Future(s string) bool {
 		return false
 	}
 	switch Kind(t[2]) {
-	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindLetter, KindLog:
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindLetter, KindLog:
 		return false
 	}
 	for _, token := range t[1:] {
@@ -207,6 +216,9 @@ func AllLogs() string { return "evt." + NoTenant + ".log.*" }
 
 // AllTenants matches the events of every tenant's own aggregate: evt.*.tenant
 func AllTenants() string { return "evt.*.tenant" }
+
+// AllWebhooks matches the events of every endpoint: evt.*.webhook.*
+func AllWebhooks() string { return "evt.*.webhook.*" }
 
 // OfTenant matches every event of a tenant: evt.<tenant>.>
 func OfTenant(tenant string) string { return "evt." + tenant + ".>" }

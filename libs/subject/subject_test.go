@@ -46,7 +46,7 @@ func FuzzParseEvent(f *testing.F) {
 func TestParseEventIsTheInverseOfSubject(t *testing.T) {
 	for _, a := range []subject.Aggregate{
 		subject.Sandbox("acme", "s"), subject.Exec("acme", "s", "x"), subject.Workspace("acme", "s"), subject.Tenant("acme"),
-		subject.Letter("acme", "l"),
+		subject.Letter("acme", "l"), subject.Webhook("acme", "w"),
 	} {
 		for _, s := range []string{a.Subject(), subject.Live(a.Subject())} {
 			got, err := subject.ParseEvent(s)

@@ -44,6 +44,15 @@ const (
 // LeaseSign is the entry of BucketLease of whoever signs the log.
 const LeaseSign = "sign.log"
 
+// LeaseWebhook is that of whoever sends events to webhooks.
+const LeaseWebhook = "webhook.log"
+
+// CheckpointWebhook is in BucketCheckpoint how far an endpoint has been sent events.
+func CheckpointWebhook(id string) string { return "webhook." + id }
+
+// ConsumerWebhook names an endpoint in dead letters; no consumer has this name.
+func ConsumerWebhook(id string) string { return "webhook-" + id }
+
 // Durable consumers.
 const (
 	ConsumerScheduler = "lifecycle-scheduler-v1"

@@ -42,6 +42,10 @@ type Config struct {
 	TenantOutputBytes uint64
 	// AuditKeyFile holds the private key that the log is signed with; it is made when absent. "": this process does not sign the log.
 	AuditKeyFile string
+	// WebhookKeyFile holds the key that secrets of webhooks are sealed with; it is made when absent. "": this process sends to no webhook.
+	WebhookKeyFile string
+	// WebhookPrivate allows webhooks at addresses that are not public, and plain HTTP.
+	WebhookPrivate bool
 	// SignEvery is the time between two signatures: 1 min. Nothing is signed while nothing happens.
 	SignEvery time.Duration
 }
@@ -94,6 +98,7 @@ type App struct {
 	failed   prometheus.Counter
 	evicted  prometheus.Counter
 	signer   *signer
+	hooks    *hooks
 }
 
 // New checks the configuration.
@@ -161,7 +166,12 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		}
 	}
 	if cfg.AuditKeyFile != "" {
-		a.signer, err = newSigner(cfg, js, d.Events, a)
+		if a.signer, err = newSigner(cfg, js, d.Events, a); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.WebhookKeyFile != "" {
+		a.hooks, err = newHooks(cfg, d, js, a)
 	}
 	return a, err
 }
@@ -242,6 +252,9 @@ func (a *App) Run(ctx context.Context) error {
 	g.Go(func() error { a.forgetViews(ctx); return nil })
 	if a.signer != nil {
 		g.Go(func() error { return a.signer.run(ctx) })
+	}
+	if a.hooks != nil {
+		g.Go(func() error { return a.hooks.run(ctx) })
 	}
 	if a.clock != nil {
 		g.Go(func() error { a.clock.Run(ctx); return nil })

@@ -92,11 +92,39 @@ func happened(body proto.Message) string {
 		return "dead letter dropped" + letter(b.GetLetter(), b.GetNote())
 	case *eventsv1.LogSigned:
 		return fmt.Sprintf("the log was signed up to event %d", b.GetSize())
+	case *eventsv1.WebhookCreated:
+		return "events are sent to " + b.GetUrl()
+	case *eventsv1.WebhookRotated:
+		return "signed with another secret: " + b.GetSecretId()
+	case *eventsv1.WebhookReplayRequested:
+		return fmt.Sprintf("events from %d on are sent again", b.GetFromSequence())
+	case *eventsv1.WebhookTestRequested:
+		return "a test was asked for"
+	case *eventsv1.WebhookTested:
+		return tested(b)
+	case *eventsv1.WebhookDisabled:
+		return "disabled: " + b.GetReason()
+	case *eventsv1.WebhookDeleted:
+		return "deleted" + note(b.GetNote())
 	case nil:
 		return "(a type that this version does not know, or no event)"
 	default:
 		return execHappened(body)
 	}
+}
+
+func tested(b *eventsv1.WebhookTested) string {
+	if b.GetDelivered() {
+		return fmt.Sprintf("the test was delivered: %d after %s", b.GetStatus(), Duration(time.Duration(b.GetDurationUs())*time.Microsecond)) //nolint:gosec // seconds
+	}
+	return "the test was not delivered: " + b.GetMessage()
+}
+
+func note(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ": " + text
 }
 
 func letter(l *eventsv1.Letter, note string) string {

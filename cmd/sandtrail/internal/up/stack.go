@@ -150,6 +150,9 @@ func (s *Stack) sealKey() string { return filepath.Join(s.State, "keys", "seal.k
 // auditKey is the key that signs the log; its public half lies beside it, under the same name and .pub.
 func (s *Stack) auditKey() string { return filepath.Join(s.State, "keys", "audit.pem") }
 
+// webhookKey is the key that secrets of webhooks are sealed with; the CLI seals with it too.
+func (s *Stack) webhookKey() string { return filepath.Join(s.State, "keys", "webhook.key") }
+
 func (s *stack) lifecycleConfig() lifecycle.Config {
 	return lifecycle.Config{
 		Worker: worker, StateDir: s.State, SealKeyFile: s.sealKey(),
@@ -202,7 +205,7 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 		return err
 	}
 	g.Go(func() error { return named("usage", rows.Run(ctx)) })
-	if err := s.services(ctx, g); err != nil {
+	if err := s.services(ctx, g, u); err != nil {
 		return errors.Join(err, rows.Close())
 	}
 	nc, err := s.connect("gateway")
@@ -257,7 +260,7 @@ func (s *stack) usage(ctx context.Context) (*usage.App, error) {
 }
 
 // services starts lifecycle, exec and gc.
-func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
+func (s *stack) services(ctx context.Context, g *errgroup.Group, u *Up) error {
 	conns := map[string]*nats.Conn{}
 	for _, name := range []string{"lifecycle", "exec", "gc"} {
 		nc, err := s.connect(name)
@@ -282,7 +285,7 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	sweep, err := gc.New(ctx, gc.Config{AuditKeyFile: s.auditKey()}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry, Tracer: s.tracer("gc")})
+	sweep, err := gc.New(ctx, gc.Config{AuditKeyFile: s.auditKey(), WebhookKeyFile: s.webhookKey(), WebhookPrivate: u.WebhookPrivate}, gc.Deps{NC: conns["gc"], Log: s.log("gc"), Registry: s.tel.Registry, Tracer: s.tracer("gc")})
 	if err != nil {
 		return err
 	}

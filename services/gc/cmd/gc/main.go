@@ -26,11 +26,17 @@ type flags struct {
 	AuditKeyFile string        `type:"path" help:"Private key (PEM, Ed25519) that the log is signed with; made when absent. Default: this process does not sign the log."`
 	SignEvery    time.Duration `default:"1m" help:"Time between two signatures of the log."`
 
+	WebhookKeyFile string `type:"path" help:"Key that secrets of webhooks are sealed with; made when absent. Default: this process sends to no webhook."`
+	WebhookPrivate bool   `help:"Allow webhooks at addresses that are not public, and plain HTTP."`
+
 	TenantOutputBytes uint64 `help:"Most bytes that the recorded output of one tenant may take up. Default: the room that there is, shared."`
 }
 
 func (f *flags) config() app.Config {
-	return app.Config{Every: f.Every, KeepViews: f.KeepViews, TenantOutputBytes: f.TenantOutputBytes, AuditKeyFile: f.AuditKeyFile, SignEvery: f.SignEvery}
+	return app.Config{
+		Every: f.Every, KeepViews: f.KeepViews, TenantOutputBytes: f.TenantOutputBytes, AuditKeyFile: f.AuditKeyFile, SignEvery: f.SignEvery,
+		WebhookKeyFile: f.WebhookKeyFile, WebhookPrivate: f.WebhookPrivate,
+	}
 }
 
 // single is one pass as a service.

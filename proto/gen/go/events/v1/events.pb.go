@@ -2532,6 +2532,485 @@ func (x *KeyRevoked) GetNote() string {
 	return ""
 }
 
+// EventFilter says which events are wanted; what is empty is no bound.
+type EventFilter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Short names, e.g. ExecCompleted.
+	Types []string `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
+	// Kinds of aggregates, e.g. exec.
+	Kinds         []string `protobuf:"bytes,2,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	SandboxId     string   `protobuf:"bytes,3,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventFilter) Reset() {
+	*x = EventFilter{}
+	mi := &file_events_v1_events_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventFilter) ProtoMessage() {}
+
+func (x *EventFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
+func (*EventFilter) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *EventFilter) GetTypes() []string {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *EventFilter) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *EventFilter) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+// WebhookCreated: events of the tenant are sent to a URL from here on.
+type WebhookCreated struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	WebhookId string                 `protobuf:"bytes,1,opt,name=webhook_id,json=webhookId,proto3" json:"webhook_id,omitempty"`
+	Url       string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	Filter    *EventFilter           `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	// The secret that messages are signed with, sealed; nobody but who has the key of webhooks can open it. secret_id names it.
+	SealedSecret []byte `protobuf:"bytes,4,opt,name=sealed_secret,json=sealedSecret,proto3" json:"sealed_secret,omitempty"`
+	SecretId     string `protobuf:"bytes,5,opt,name=secret_id,json=secretId,proto3" json:"secret_id,omitempty"`
+	// Events behind this sequence are sent.
+	AfterSequence uint64 `protobuf:"varint,6,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
+	Description   string `protobuf:"bytes,7,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookCreated) Reset() {
+	*x = WebhookCreated{}
+	mi := &file_events_v1_events_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookCreated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookCreated) ProtoMessage() {}
+
+func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookCreated.ProtoReflect.Descriptor instead.
+func (*WebhookCreated) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *WebhookCreated) GetWebhookId() string {
+	if x != nil {
+		return x.WebhookId
+	}
+	return ""
+}
+
+func (x *WebhookCreated) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *WebhookCreated) GetFilter() *EventFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *WebhookCreated) GetSealedSecret() []byte {
+	if x != nil {
+		return x.SealedSecret
+	}
+	return nil
+}
+
+func (x *WebhookCreated) GetSecretId() string {
+	if x != nil {
+		return x.SecretId
+	}
+	return ""
+}
+
+func (x *WebhookCreated) GetAfterSequence() uint64 {
+	if x != nil {
+		return x.AfterSequence
+	}
+	return 0
+}
+
+func (x *WebhookCreated) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+// WebhookRotated: messages are signed with a new secret, and until previous_until with the one before as well.
+type WebhookRotated struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SealedSecret  []byte                 `protobuf:"bytes,1,opt,name=sealed_secret,json=sealedSecret,proto3" json:"sealed_secret,omitempty"`
+	SecretId      string                 `protobuf:"bytes,2,opt,name=secret_id,json=secretId,proto3" json:"secret_id,omitempty"`
+	PreviousUntil *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=previous_until,json=previousUntil,proto3" json:"previous_until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookRotated) Reset() {
+	*x = WebhookRotated{}
+	mi := &file_events_v1_events_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookRotated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookRotated) ProtoMessage() {}
+
+func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookRotated.ProtoReflect.Descriptor instead.
+func (*WebhookRotated) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *WebhookRotated) GetSealedSecret() []byte {
+	if x != nil {
+		return x.SealedSecret
+	}
+	return nil
+}
+
+func (x *WebhookRotated) GetSecretId() string {
+	if x != nil {
+		return x.SecretId
+	}
+	return ""
+}
+
+func (x *WebhookRotated) GetPreviousUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PreviousUntil
+	}
+	return nil
+}
+
+// WebhookReplayRequested: events from a sequence on are sent again. One that was disabled is enabled by it.
+type WebhookReplayRequested struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FromSequence  uint64                 `protobuf:"varint,1,opt,name=from_sequence,json=fromSequence,proto3" json:"from_sequence,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookReplayRequested) Reset() {
+	*x = WebhookReplayRequested{}
+	mi := &file_events_v1_events_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookReplayRequested) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookReplayRequested) ProtoMessage() {}
+
+func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookReplayRequested.ProtoReflect.Descriptor instead.
+func (*WebhookReplayRequested) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *WebhookReplayRequested) GetFromSequence() uint64 {
+	if x != nil {
+		return x.FromSequence
+	}
+	return 0
+}
+
+func (x *WebhookReplayRequested) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// WebhookTestRequested: this event itself is to be sent, once.
+type WebhookTestRequested struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookTestRequested) Reset() {
+	*x = WebhookTestRequested{}
+	mi := &file_events_v1_events_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookTestRequested) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookTestRequested) ProtoMessage() {}
+
+func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookTestRequested.ProtoReflect.Descriptor instead.
+func (*WebhookTestRequested) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
+}
+
+// WebhookTested: what came of a test.
+type WebhookTested struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the WebhookTestRequested.
+	TestId    string `protobuf:"bytes,1,opt,name=test_id,json=testId,proto3" json:"test_id,omitempty"`
+	Delivered bool   `protobuf:"varint,2,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	// HTTP status, 0 where none came.
+	Status     uint32 `protobuf:"varint,3,opt,name=status,proto3" json:"status,omitempty"`
+	DurationUs uint64 `protobuf:"varint,4,opt,name=duration_us,json=durationUs,proto3" json:"duration_us,omitempty"`
+	// Why it was not delivered, in words for people.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookTested) Reset() {
+	*x = WebhookTested{}
+	mi := &file_events_v1_events_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookTested) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookTested) ProtoMessage() {}
+
+func (x *WebhookTested) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookTested.ProtoReflect.Descriptor instead.
+func (*WebhookTested) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *WebhookTested) GetTestId() string {
+	if x != nil {
+		return x.TestId
+	}
+	return ""
+}
+
+func (x *WebhookTested) GetDelivered() bool {
+	if x != nil {
+		return x.Delivered
+	}
+	return false
+}
+
+func (x *WebhookTested) GetStatus() uint32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
+func (x *WebhookTested) GetDurationUs() uint64 {
+	if x != nil {
+		return x.DurationUs
+	}
+	return 0
+}
+
+func (x *WebhookTested) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// WebhookDisabled: nothing is sent any more until somebody asks for a replay. reason: gone (the endpoint answered 410).
+type WebhookDisabled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookDisabled) Reset() {
+	*x = WebhookDisabled{}
+	mi := &file_events_v1_events_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookDisabled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookDisabled) ProtoMessage() {}
+
+func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookDisabled.ProtoReflect.Descriptor instead.
+func (*WebhookDisabled) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *WebhookDisabled) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// WebhookDeleted: nothing is sent any more.
+type WebhookDeleted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Note          string                 `protobuf:"bytes,1,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WebhookDeleted) Reset() {
+	*x = WebhookDeleted{}
+	mi := &file_events_v1_events_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WebhookDeleted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WebhookDeleted) ProtoMessage() {}
+
+func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WebhookDeleted.ProtoReflect.Descriptor instead.
+func (*WebhookDeleted) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *WebhookDeleted) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
@@ -2762,7 +3241,40 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"KeyRevoked\x12\x17\n" +
 	"\akey_ids\x18\x01 \x03(\tR\x06keyIds\x12\x12\n" +
-	"\x04note\x18\x02 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
+	"\x04note\x18\x02 \x01(\tR\x04note\"X\n" +
+	"\vEventFilter\x12\x14\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\x12\x14\n" +
+	"\x05kinds\x18\x02 \x03(\tR\x05kinds\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x03 \x01(\tR\tsandboxId\"\x86\x02\n" +
+	"\x0eWebhookCreated\x12\x1d\n" +
+	"\n" +
+	"webhook_id\x18\x01 \x01(\tR\twebhookId\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x128\n" +
+	"\x06filter\x18\x03 \x01(\v2 .sandtrail.events.v1.EventFilterR\x06filter\x12#\n" +
+	"\rsealed_secret\x18\x04 \x01(\fR\fsealedSecret\x12\x1b\n" +
+	"\tsecret_id\x18\x05 \x01(\tR\bsecretId\x12%\n" +
+	"\x0eafter_sequence\x18\x06 \x01(\x04R\rafterSequence\x12 \n" +
+	"\vdescription\x18\a \x01(\tR\vdescription\"\x95\x01\n" +
+	"\x0eWebhookRotated\x12#\n" +
+	"\rsealed_secret\x18\x01 \x01(\fR\fsealedSecret\x12\x1b\n" +
+	"\tsecret_id\x18\x02 \x01(\tR\bsecretId\x12A\n" +
+	"\x0eprevious_until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\rpreviousUntil\"Q\n" +
+	"\x16WebhookReplayRequested\x12#\n" +
+	"\rfrom_sequence\x18\x01 \x01(\x04R\ffromSequence\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\"\x16\n" +
+	"\x14WebhookTestRequested\"\x99\x01\n" +
+	"\rWebhookTested\x12\x17\n" +
+	"\atest_id\x18\x01 \x01(\tR\x06testId\x12\x1c\n" +
+	"\tdelivered\x18\x02 \x01(\bR\tdelivered\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\rR\x06status\x12\x1f\n" +
+	"\vduration_us\x18\x04 \x01(\x04R\n" +
+	"durationUs\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\")\n" +
+	"\x0fWebhookDisabled\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"$\n" +
+	"\x0eWebhookDeleted\x12\x12\n" +
+	"\x04note\x18\x01 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
 
 var (
 	file_events_v1_events_proto_rawDescOnce sync.Once
@@ -2776,83 +3288,93 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_events_v1_events_proto_goTypes = []any{
-	(*Workspace)(nil),             // 0: sandtrail.events.v1.Workspace
-	(*Limits)(nil),                // 1: sandtrail.events.v1.Limits
-	(*Placement)(nil),             // 2: sandtrail.events.v1.Placement
-	(*SandboxRequested)(nil),      // 3: sandtrail.events.v1.SandboxRequested
-	(*NameReserved)(nil),          // 4: sandtrail.events.v1.NameReserved
-	(*NameReleased)(nil),          // 5: sandtrail.events.v1.NameReleased
-	(*SandboxScheduled)(nil),      // 6: sandtrail.events.v1.SandboxScheduled
-	(*SandboxStarting)(nil),       // 7: sandtrail.events.v1.SandboxStarting
-	(*Phase)(nil),                 // 8: sandtrail.events.v1.Phase
-	(*Endpoint)(nil),              // 9: sandtrail.events.v1.Endpoint
-	(*SandboxReady)(nil),          // 10: sandtrail.events.v1.SandboxReady
-	(*SandboxFailed)(nil),         // 11: sandtrail.events.v1.SandboxFailed
-	(*SandboxStopping)(nil),       // 12: sandtrail.events.v1.SandboxStopping
-	(*SandboxStopped)(nil),        // 13: sandtrail.events.v1.SandboxStopped
-	(*SandboxDestroying)(nil),     // 14: sandtrail.events.v1.SandboxDestroying
-	(*SandboxDestroyed)(nil),      // 15: sandtrail.events.v1.SandboxDestroyed
-	(*SandboxUsageSampled)(nil),   // 16: sandtrail.events.v1.SandboxUsageSampled
-	(*ExecSpec)(nil),              // 17: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),         // 18: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),           // 19: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                   // 20: sandtrail.events.v1.Gap
-	(*Output)(nil),                // 21: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),         // 22: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),              // 23: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),   // 24: sandtrail.events.v1.ExecCancelRequested
-	(*WorkspaceReleased)(nil),     // 25: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),      // 26: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                // 27: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),        // 28: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),         // 29: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),             // 30: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),         // 31: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),            // 32: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),            // 33: sandtrail.events.v1.KeyRevoked
-	nil,                           // 34: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 36: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 37: common.v1.LimitHit
+	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
+	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
+	(*Placement)(nil),              // 2: sandtrail.events.v1.Placement
+	(*SandboxRequested)(nil),       // 3: sandtrail.events.v1.SandboxRequested
+	(*NameReserved)(nil),           // 4: sandtrail.events.v1.NameReserved
+	(*NameReleased)(nil),           // 5: sandtrail.events.v1.NameReleased
+	(*SandboxScheduled)(nil),       // 6: sandtrail.events.v1.SandboxScheduled
+	(*SandboxStarting)(nil),        // 7: sandtrail.events.v1.SandboxStarting
+	(*Phase)(nil),                  // 8: sandtrail.events.v1.Phase
+	(*Endpoint)(nil),               // 9: sandtrail.events.v1.Endpoint
+	(*SandboxReady)(nil),           // 10: sandtrail.events.v1.SandboxReady
+	(*SandboxFailed)(nil),          // 11: sandtrail.events.v1.SandboxFailed
+	(*SandboxStopping)(nil),        // 12: sandtrail.events.v1.SandboxStopping
+	(*SandboxStopped)(nil),         // 13: sandtrail.events.v1.SandboxStopped
+	(*SandboxDestroying)(nil),      // 14: sandtrail.events.v1.SandboxDestroying
+	(*SandboxDestroyed)(nil),       // 15: sandtrail.events.v1.SandboxDestroyed
+	(*SandboxUsageSampled)(nil),    // 16: sandtrail.events.v1.SandboxUsageSampled
+	(*ExecSpec)(nil),               // 17: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),          // 18: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),            // 19: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                    // 20: sandtrail.events.v1.Gap
+	(*Output)(nil),                 // 21: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),          // 22: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),               // 23: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),    // 24: sandtrail.events.v1.ExecCancelRequested
+	(*WorkspaceReleased)(nil),      // 25: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),       // 26: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                 // 27: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),         // 28: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),          // 29: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),              // 30: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),          // 31: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),             // 32: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),             // 33: sandtrail.events.v1.KeyRevoked
+	(*EventFilter)(nil),            // 34: sandtrail.events.v1.EventFilter
+	(*WebhookCreated)(nil),         // 35: sandtrail.events.v1.WebhookCreated
+	(*WebhookRotated)(nil),         // 36: sandtrail.events.v1.WebhookRotated
+	(*WebhookReplayRequested)(nil), // 37: sandtrail.events.v1.WebhookReplayRequested
+	(*WebhookTestRequested)(nil),   // 38: sandtrail.events.v1.WebhookTestRequested
+	(*WebhookTested)(nil),          // 39: sandtrail.events.v1.WebhookTested
+	(*WebhookDisabled)(nil),        // 40: sandtrail.events.v1.WebhookDisabled
+	(*WebhookDeleted)(nil),         // 41: sandtrail.events.v1.WebhookDeleted
+	nil,                            // 42: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 43: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 44: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),            // 45: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	34, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	42, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	35, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	36, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	36, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	36, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	35, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	36, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	44, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	44, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	44, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	43, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	44, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
 	17, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	35, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
 	17, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	35, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
 	20, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	36, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	44, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	21, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	21, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	37, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	36, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	35, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	35, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	35, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	45, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	44, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	43, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	43, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	43, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
 	27, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
 	27, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	35, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	35, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	43, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	34, // 30: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	43, // 31: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -2866,7 +3388,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
