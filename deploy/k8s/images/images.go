@@ -6,6 +6,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,12 +84,16 @@ func Build(ctx context.Context, p Program, o Options) (v1.Image, []byte, error) 
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	binary := filepath.Join(dir, p.Name)
+	// Without what loads ClickHouse's library, by which programs would need a C library (noengine).
 	// No paths, no times, no state of the checkout: what is built depends on sources, flags and the compiler only.
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid= -X main.version="+o.Version+" -X "+versionVariable+"="+o.Version, "-o", binary, p.Package)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags=noengine", "-ldflags=-s -w -buildid= -X main.version="+o.Version+" -X "+versionVariable+"="+o.Version, "-o", binary, p.Package)
 	cmd.Dir = o.Root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+o.Arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, nil, fmt.Errorf("build %s: %w\n%s", p.Name, err, out)
+	}
+	if err := static(binary); err != nil {
+		return nil, nil, fmt.Errorf("build %s: %w", p.Name, err)
 	}
 	bill, err := Bill(binary, o.Version)
 	if err != nil {
@@ -102,6 +108,21 @@ func Build(ctx context.Context, p Program, o Options) (v1.Image, []byte, error) 
 		return nil, nil, fmt.Errorf("assemble %s: %w", p.Name, err)
 	}
 	return img, bill, nil
+}
+
+// static refuses a program that asks for a loader: there is none in the image, and it would not start.
+func static(binary string) error {
+	f, err := elf.Open(binary)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return errors.New("it is not static: it asks for a loader")
+		}
+	}
+	return nil
 }
 
 func assemble(p Program, o Options, program, bill []byte) (v1.Image, error) {
