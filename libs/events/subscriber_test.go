@@ -280,7 +280,7 @@ func TestASubscriberThatMissedEventsIsTold(t *testing.T) {
 	next(t, messages).Ack()
 	require.Eventually(t, func() bool { return settled(t, f, 1) }, patience, 10*time.Millisecond)
 	stop()
-	for range messages { //nolint:revive // until it is closed
+	for range messages {
 	}
 	stream, err := f.JS.Stream(t.Context(), topology.StreamEvents)
 	require.NoError(t, err)

@@ -2,7 +2,6 @@ package webhook_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -126,7 +125,7 @@ func TestTheClientCallsNothingPrivate(t *testing.T) {
 	require.Equal(t, http.StatusTemporaryRedirect, status)
 	require.Equal(t, 1, called)
 	_, err = get(t.Context(), webhook.Guard{}.Client(5*time.Second), "http://127.0.0.1:"+port)
-	require.True(t, errors.Is(err, webhook.ErrPrivate), "%v", err)
+	require.ErrorIs(t, err, webhook.ErrPrivate)
 }
 
 func get(ctx context.Context, c *http.Client, url string) (int, error) {

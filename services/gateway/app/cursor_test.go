@@ -1,7 +1,6 @@
 package app_test
 
 import (
-	"errors"
 	"io"
 	"testing"
 
@@ -43,5 +42,5 @@ func TestACursorOfEventsThatHasExpiredIsTold(t *testing.T) {
 		require.EqualValues(t, 6, e.GetSequence(), "what there is, from %d", after)
 	}
 	_, err = first(last + 100)
-	require.True(t, errors.Is(err, io.EOF), "%v", err)
+	require.ErrorIs(t, err, io.EOF)
 }

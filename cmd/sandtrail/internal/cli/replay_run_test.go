@@ -58,8 +58,17 @@ func TestReplayRunFromTheLog(t *testing.T) {
 	require.Regexp(t, `(?m)^SandboxUsageSampled +6$`, table.stdout)
 
 	for _, args := range [][]string{
-		{"--into", "jsonl"}, {"--file", file}, {"--into", "clickhouse"}, {"--from", "0"}, {"--from", "5", "--to", "4"}, {"--to", "99"}, {"--rate", "-1"},
-		{"--filter", "cmd.>"}, {"--filter", "evt. x"}, {"--type", "Nothing"}, {"--into", "jsonl", "--file", "-", "--checkpoint", checkpoint},
+		{"--into", "jsonl"},
+		{"--file", file},
+		{"--into", "clickhouse"},
+		{"--from", "0"},
+		{"--from", "5", "--to", "4"},
+		{"--to", "99"},
+		{"--rate", "-1"},
+		{"--filter", "cmd.>"},
+		{"--filter", "evt. x"},
+		{"--type", "Nothing"},
+		{"--into", "jsonl", "--file", "-", "--checkpoint", checkpoint},
 	} {
 		r := runCLI(nil, nil, append([]string{"replay", "run"}, args...)...)
 		require.Equal(t, cli.ExitUsage, r.code, "%v: %s", args, r.stderr)

@@ -21,8 +21,12 @@ func traced(t *testing.T) *fake {
 	f := newFake(t)
 	f.log = history()
 	for i, link := range []struct{ cause, correlation string }{
-		{"c-create", "r-create"}, {"c-worker", "r-create"}, {"c-worker", "r-create"},
-		{"c-exec", "r-exec"}, {sandbox.EndCommand(xid), "r-exec"}, {"c-rm", "r-rm"},
+		{"c-create", "r-create"},
+		{"c-worker", "r-create"},
+		{"c-worker", "r-create"},
+		{"c-exec", "r-exec"},
+		{sandbox.EndCommand(xid), "r-exec"},
+		{"c-rm", "r-rm"},
 	} {
 		f.log[i].Cause, f.log[i].CorrelationId = link.cause, link.correlation
 	}

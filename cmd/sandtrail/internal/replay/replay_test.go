@@ -86,7 +86,7 @@ func TestAnInterruptedReplayComesToTheSameEnd(t *testing.T) {
 	require.NoError(t, whole.Close())
 	lines, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.EqualValues(t, n+1, strings.Count(string(lines), "\n"))
+	require.Equal(t, n+1, strings.Count(string(lines), "\n"))
 	require.EqualValues(t, n+1, want.Events)
 	require.EqualValues(t, 1, want.Unknown)
 	require.EqualValues(t, 1, want.Unreadable)

@@ -64,7 +64,8 @@ func (r *runner) save(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	key, revision := topology.CheckpointWebhook(r.point.Load().ID), uint64(0)
+	var revision uint64
+	key := topology.CheckpointWebhook(r.point.Load().ID)
 	if r.revision == 0 {
 		revision, err = r.m.kv.Create(ctx, key, data)
 	} else {
