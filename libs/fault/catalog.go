@@ -137,6 +137,18 @@ var catalog = []Entry{
 		"the route is published and cannot be served yet; the message says what is missing", "do without it",
 	},
 	{
+		ReasonOrigin,
+		[]Code{PermissionDenied},
+		RetryNever,
+		"a browser calls from an origin that is not let in", "have the operator add it to `--cors-origins`",
+	},
+	{
+		ReasonSessionNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no such MCP session, its time is over, or another key opened it", "initialize a new one",
+	},
+	{
 		ReasonIdempotency,
 		[]Code{Conflict},
 		RetryNever,
@@ -349,6 +361,24 @@ var catalog = []Entry{
 		[]Code{FailedPrecondition},
 		RetryNever,
 		"what is at the path, or on the way to it, is no directory", "check the path",
+	},
+	{
+		ReasonPathNotEmpty,
+		[]Code{FailedPrecondition},
+		RetryNever,
+		"the directory that is to be removed is not empty", "remove what is in it first, or ask for that too (`recursive`)",
+	},
+	{
+		ReasonRange,
+		[]Code{InvalidArgument},
+		RetryNever,
+		"the range begins behind the end of the file; `Content-Range` says where that is", "ask for less, or for all of it",
+	},
+	{
+		ReasonDigest,
+		[]Code{InvalidArgument},
+		RetryLater,
+		"the bytes that came are not those whose digest came with them; nothing was written", "send them again",
 	},
 	{
 		ReasonDiskFull,

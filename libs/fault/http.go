@@ -30,6 +30,7 @@ var httpReasons = map[Reason]int{
 	// Not 501's usual code of a server that is broken: the caller asks for what is not there.
 	ReasonNotImplemented: http.StatusNotImplemented,
 	ReasonTooLarge:       http.StatusRequestEntityTooLarge,
+	ReasonRange:          http.StatusRequestedRangeNotSatisfiable,
 	ReasonCursorExpired:  http.StatusGone,
 	// No fault of the caller's, and nothing that it could use less of.
 	ReasonNoWorker:      http.StatusServiceUnavailable,

@@ -32,7 +32,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key"}, "ExecRequested": {"key"}, "SandboxRequested": {"name"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{

@@ -285,3 +285,23 @@ func (a *Agent) ListFiles(ctx context.Context, r *toolboxv1.ListFiles) (*toolbox
 	defer leave()
 	return a.files.List(r)
 }
+
+// StatFile implements server.Handler.
+func (a *Agent) StatFile(ctx context.Context, r *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error) {
+	leave, err := a.slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return a.files.Stat(r)
+}
+
+// DeleteFile implements server.Handler.
+func (a *Agent) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
+	leave, err := a.slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return a.files.Delete(r)
+}

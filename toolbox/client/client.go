@@ -108,6 +108,16 @@ func (c *Client) ListFiles(ctx context.Context, r *toolboxv1.ListFiles) (*toolbo
 	return call(ctx, c, "list files", &toolboxv1.Request{Call: &toolboxv1.Request_ListFiles{ListFiles: r}}, (*toolboxv1.Response).GetListFiles)
 }
 
+// StatFile tells of a regular file, with its digest where that is asked for.
+func (c *Client) StatFile(ctx context.Context, r *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error) {
+	return call(ctx, c, "stat file", &toolboxv1.Request{Call: &toolboxv1.Request_StatFile{StatFile: r}}, (*toolboxv1.Response).GetStatFile)
+}
+
+// DeleteFile removes a file, or a directory.
+func (c *Client) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
+	return call(ctx, c, "delete file", &toolboxv1.Request{Call: &toolboxv1.Request_DeleteFile{DeleteFile: r}}, (*toolboxv1.Response).GetDeleteFile)
+}
+
 // Shutdown ends the sandbox and returns when nothing of it is left.
 func (c *Client) Shutdown(ctx context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
 	return call(ctx, c, "shutdown", &toolboxv1.Request{Call: &toolboxv1.Request_Shutdown{Shutdown: r}}, (*toolboxv1.Response).GetShutdown)

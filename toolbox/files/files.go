@@ -161,5 +161,7 @@ func (f *Files) Read(r *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error) {
 	}
 	// Less than the size said: the guest cut the file meanwhile.
 	eof := errors.Is(err, io.EOF) || r.Offset+int64(got) >= info.Size()
-	return &toolboxv1.ReadFileReply{Data: data[:got], TotalSize: info.Size(), Eof: eof}, nil
+	reply := &toolboxv1.ReadFileReply{Data: data[:got], TotalSize: info.Size(), Eof: eof}
+	reply.Version, reply.Unsettled = f.version(info)
+	return reply, nil
 }

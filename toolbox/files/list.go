@@ -21,6 +21,8 @@ const (
 	MaxEntries     = 10_000
 	// maxListBytes keeps an answer within one message.
 	maxListBytes = 768 << 10
+	// maxName is what Linux allows.
+	maxName = 255
 	// maxScan bounds the names that one List looks at: a guest can make directories of millions.
 	maxScan = 200_000
 )
@@ -29,12 +31,21 @@ const (
 // workspace; bytes that are no UTF-8 come as U+FFFD. Symbolic links are listed and not followed. Where there are more than
 // fit (max_entries, or a message), truncated is set and the shallow ones are kept, of one directory the first by name; only
 // over 200,000 names it depends on the file system which.
+//
+// Without recursive, next is the name to go on behind (after) where there are more: the pages of a directory that does not change have each
+// entry once, in the order of their bytes.
 func (f *Files) List(r *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error) {
 	rel, err := f.inside(r.Path)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case len(r.After) > 0 && r.Recursive:
+		return nil, invalid("a recursive listing has no pages")
+	case len(r.After) > maxName:
+		return nil, invalid("after is no name")
 	}
 	l := lister{
+		after: string(r.After),
 		files: f, left: min(int(cmp.Or(r.MaxEntries, DefaultEntries)), MaxEntries), bytes: maxListBytes, scan: maxScan,
 		reply: &toolboxv1.ListFilesReply{},
 	}
@@ -51,6 +62,9 @@ func (f *Files) List(r *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error) 
 			return nil, full.err
 		}
 	}
+	if !r.Recursive && l.reply.Truncated {
+		l.reply.Next = []byte(l.last)
+	}
 	slices.SortFunc(l.reply.Entries, func(a, b *toolboxv1.FileEntry) int { return cmp.Compare(a.Path, b.Path) })
 	return l.reply, nil
 }
@@ -60,6 +74,8 @@ type lister struct {
 	left, bytes, scan int
 	reply             *toolboxv1.ListFilesReply
 	pending           []string
+	// after is the name that the listing goes on behind, last the one that it came to.
+	after, last string
 }
 
 // listError is a failure that is not the guest's doing.
@@ -102,6 +118,7 @@ func (l *lister) directory(rel string) error {
 			return nil
 		}
 		l.left--
+		l.last = name
 		l.reply.Entries = append(l.reply.Entries, e)
 		if e.IsDir {
 			l.pending = append(l.pending, at)
@@ -124,7 +141,7 @@ func (l *lister) names(dir interface {
 	for {
 		batch, err := dir.Readdirnames(512)
 		for _, name := range batch {
-			if !isTemp(name) {
+			if !isTemp(name) && name > l.after {
 				names = append(names, name)
 			}
 		}

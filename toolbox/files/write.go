@@ -70,20 +70,33 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 		return nil, notFile()
 	case isTemp(path.Base(rel)):
 		return nil, invalid("the name is reserved")
-	case r.Offset < 0 || len(r.UploadId) > maxID || r.Mode > 0o7777:
-		return nil, invalid("offset, upload_id or mode is out of bounds")
+	case r.Offset < 0 || len(r.UploadId) > maxID || len(r.FinishId) > maxID || r.Mode > 0o7777:
+		return nil, invalid("offset, upload_id, finish_id or mode is out of bounds")
 	case r.UploadId == "" && (r.Offset != 0 || !r.Last):
 		return nil, invalid("parts need an upload_id")
 	case f.options.MaxFile > 0 && r.Offset+int64(len(r.Data)) > f.options.MaxFile:
 		return nil, classify(unix.EFBIG)
 	}
 	key := r.UploadId + "\x00" + rel
+	if r.Abort {
+		f.giveUp(key)
+		return &toolboxv1.WriteFileReply{}, nil
+	}
 	u, again, err := f.find(key, r, rel)
 	if err != nil || again != nil {
 		return again, err
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	finish := ""
+	if r.Last && r.FinishId != "" {
+		finish = "finish\x00" + r.FinishId + "\x00" + rel
+		if done := f.finished(finish); done != nil {
+			u.abort()
+			f.forget(key, u)
+			return done, nil
+		}
+	}
 	err = f.part(u, r)
 	var order *orderError
 	if errors.As(err, &order) {
@@ -91,12 +104,16 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 	}
 	if err != nil || r.Last {
 		u.abort()
-		f.forget(key, u, err == nil)
+		f.forget(key, u)
 	}
 	switch {
 	case err != nil:
 		return nil, err
 	case r.Last:
+		f.remember(key, u.done)
+		if finish != "" {
+			f.remember(finish, u.done)
+		}
 		return u.done, nil
 	}
 	return &toolboxv1.WriteFileReply{BytesWritten: u.size}, nil
@@ -123,10 +140,9 @@ func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, *
 		u.used = now
 		return u, nil, nil
 	}
-	if r.UploadId != "" {
-		i := slices.IndexFunc(f.done, func(d finished) bool { return d.key == key })
-		if i >= 0 && r.Last && f.done[i].reply.BytesWritten == r.Offset+int64(len(r.Data)) {
-			return nil, f.done[i].reply, nil
+	if r.UploadId != "" && r.Last {
+		if done := f.finishedLocked(key); done != nil && done.BytesWritten == r.Offset+int64(len(r.Data)) {
+			return nil, done, nil
 		}
 	}
 	u := &upload{rel: rel, used: now}
@@ -143,21 +159,50 @@ func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, *
 	return u, nil, nil
 }
 
-// forget drops an upload that has ended and remembers it where it succeeded.
-func (f *Files) forget(key string, u *upload, succeeded bool) {
+// giveUp drops an upload that is not at work just now; one that is ends by itself, or by its idleness.
+func (f *Files) giveUp(key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.uploads[key] != u {
+	if u := f.uploads[key]; u != nil && u.mu.TryLock() {
+		u.abort()
+		u.mu.Unlock()
+		delete(f.uploads, key)
+	}
+}
+
+// forget drops an upload that has ended.
+func (f *Files) forget(key string, u *upload) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.uploads[key] == u {
+		delete(f.uploads, key)
+	}
+}
+
+// remember keeps the answer to a last part. An upload without an id cannot be told from another one, and is not remembered.
+func (f *Files) remember(key string, reply *toolboxv1.WriteFileReply) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if key[0] == 0 {
 		return
 	}
-	delete(f.uploads, key)
-	if !succeeded {
-		return
-	}
-	f.done = append(f.done, finished{key, u.done})
+	f.done = append(f.done, finished{key, reply})
 	if len(f.done) > maxDone {
 		f.done = slices.Delete(f.done, 0, 1)
 	}
+}
+
+func (f *Files) finished(key string) *toolboxv1.WriteFileReply {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.finishedLocked(key)
+}
+
+func (f *Files) finishedLocked(key string) *toolboxv1.WriteFileReply {
+	if i := slices.IndexFunc(f.done, func(d finished) bool { return d.key == key }); i >= 0 {
+		return f.done[i].reply
+	}
+	return nil
 }
 
 // part stores one part, and with the last one changes the file. The caller holds the upload's lock.

@@ -23,8 +23,7 @@ func TestWriteTellsWhatIsThere(t *testing.T) {
 			there, err := os.ReadFile(filepath.Join(ws, r.Path))
 			require.NoError(t, err)
 			require.Equal(t, whole, string(there))
-			sum := sha256.Sum256([]byte(written))
-			require.Equal(t, sum[:], reply.Sha256)
+			require.Equal(t, sum(written), reply.Sha256)
 			require.EqualValues(t, len(whole), reply.Size)
 			require.EqualValues(t, len(written), reply.BytesWritten)
 			if r.UploadId == "" {
@@ -44,4 +43,9 @@ func TestWriteTellsWhatIsThere(t *testing.T) {
 	require.Empty(t, reply.Sha256, "nothing is there yet")
 	require.NoFileExists(t, filepath.Join(ws, "parts"))
 	check(&toolboxv1.WriteFile{Path: "parts", UploadId: "p", Offset: 3, Data: []byte("456"), Last: true}, "123456", "123456")
+}
+
+func sum(data string) []byte {
+	s := sha256.Sum256([]byte(data))
+	return s[:]
 }

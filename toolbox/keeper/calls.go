@@ -253,6 +253,16 @@ func (k *Keeper) ListFiles(_ context.Context, r *toolboxv1.ListFiles) (*toolboxv
 	return k.files.List(r)
 }
 
+// StatFile implements server.Handler.
+func (k *Keeper) StatFile(_ context.Context, r *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error) {
+	return k.files.Stat(r)
+}
+
+// DeleteFile implements server.Handler.
+func (k *Keeper) DeleteFile(_ context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
+	return k.files.Delete(r)
+}
+
 // recorded reads the end of an exec that is no longer in memory.
 func (k *Keeper) recorded(id string) (*toolboxv1.End, error) {
 	end, err := k.remembered.Get(id)

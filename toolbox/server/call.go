@@ -60,6 +60,14 @@ func (s *server) dispatch(ctx context.Context, req *toolboxv1.Request, res *tool
 		r, err := h.ListFiles(ctx, c.ListFiles)
 		res.Answer = &toolboxv1.Response_ListFiles{ListFiles: r}
 		return err
+	case *toolboxv1.Request_StatFile:
+		r, err := h.StatFile(ctx, c.StatFile)
+		res.Answer = &toolboxv1.Response_StatFile{StatFile: r}
+		return err
+	case *toolboxv1.Request_DeleteFile:
+		r, err := h.DeleteFile(ctx, c.DeleteFile)
+		res.Answer = &toolboxv1.Response_DeleteFile{DeleteFile: r}
+		return err
 	case *toolboxv1.Request_Shutdown:
 		r, err := h.Shutdown(ctx, c.Shutdown)
 		res.Answer = &toolboxv1.Response_Shutdown{Shutdown: r}

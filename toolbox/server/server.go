@@ -52,6 +52,8 @@ type Handler interface {
 	ReadFile(context.Context, *toolboxv1.ReadFile) (*toolboxv1.ReadFileReply, error)
 	WriteFile(context.Context, *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 	ListFiles(context.Context, *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error)
+	StatFile(context.Context, *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error)
+	DeleteFile(context.Context, *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error)
 	Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error)
 	Forget(context.Context, *toolboxv1.Forget) (*toolboxv1.ForgetReply, error)
 	Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error)

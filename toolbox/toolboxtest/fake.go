@@ -282,6 +282,20 @@ func (f *Fake) ListFiles(ctx context.Context, r *toolboxv1.ListFiles) (*toolboxv
 	return f.files.List(r)
 }
 
+func (f *Fake) StatFile(ctx context.Context, r *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error) {
+	if err := f.delay(ctx); err != nil {
+		return nil, err
+	}
+	return f.files.Stat(r)
+}
+
+func (f *Fake) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
+	if err := f.delay(ctx); err != nil {
+		return nil, err
+	}
+	return f.files.Delete(r)
+}
+
 func (f *Fake) Shutdown(ctx context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
 	if err := f.delay(ctx); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,7 +28,12 @@ const (
 	MaxPart = 512 << 10
 	// callTimeout bounds one call; queue group of the workers' subscription.
 	callTimeout = 20 * time.Second
-	group       = "files"
+	// wholeTimeout bounds one that reads a whole file, or removes a whole directory.
+	wholeTimeout = 2 * time.Minute
+	// wholeMost of those are at work at once, of all sandboxes; a write whose last part is behind wholeBytes is one.
+	wholeMost  = 8
+	wholeBytes = 16 << 20
+	group      = "files"
 	// pending requests wait for a free slot; over it NATS drops them and the caller times out.
 	pendingMost  = 1024
 	pendingBytes = 64 << 20
@@ -43,6 +49,7 @@ type Server struct {
 	Owner   func(ctx context.Context, sandbox string) (tenant string, err error)
 	Toolbox func(sandbox string) *client.Client
 	Log     *slog.Logger
+	wholes  wholes
 	// Tracer makes a span of each call behind that of its caller; nil makes none.
 	Tracer trace.Tracer
 }
@@ -77,7 +84,7 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) serve(ctx context.Context, m *nats.Msg) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, wholeTimeout)
 	defer cancel()
 	span := trace.SpanFromContext(ctx)
 	if s.Tracer != nil {
@@ -119,8 +126,25 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 	if owner != tenant {
 		return nil, fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box)
 	}
+	if whole(c) {
+		leave, err := s.wholes.enter(box)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+	} else {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
 	tb := s.Toolbox(box)
 	switch call := c.GetCall().(type) {
+	case *commandsv1.FileCall_Stat:
+		return stat(ctx, tb, call.Stat)
+	case *commandsv1.FileCall_Delete:
+		return remove(ctx, tb, call.Delete)
+	case *commandsv1.FileCall_Stdin:
+		return stdin(ctx, tb, call.Stdin)
 	case *commandsv1.FileCall_Read:
 		return read(ctx, tb, call.Read)
 	case *commandsv1.FileCall_Write:
@@ -138,6 +162,69 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 	}
 }
 
+// whole reports whether a call may take long: it reads a whole file, or removes all of a directory.
+func whole(c *commandsv1.FileCall) bool {
+	w := c.GetWrite()
+	return c.GetStat().GetDigest() || c.GetDelete().GetRecursive() || w.GetLast() && w.GetOffset() >= wholeBytes
+}
+
+// wholes lets one long call of each sandbox, and few of all, work at a time: the others wait for none of them.
+type wholes struct {
+	mu   sync.Mutex
+	busy map[string]bool
+}
+
+func (w *wholes) enter(box string) (leave func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.busy[box] || len(w.busy) >= wholeMost {
+		return nil, fault.New(fault.Unavailable, fault.ReasonConflict, "another large file is at work; try again").WithRetry(time.Second)
+	}
+	if w.busy == nil {
+		w.busy = map[string]bool{}
+	}
+	w.busy[box] = true
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.busy, box)
+	}, nil
+}
+
+func stat(ctx context.Context, tb *client.Client, c *commandsv1.StatCall) (*commandsv1.FileReply, error) {
+	if err := path(c.GetPath()); err != nil {
+		return nil, err
+	}
+	r, err := tb.StatFile(ctx, &toolboxv1.StatFile{Path: c.GetPath(), Digest: c.GetDigest()})
+	if err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{
+		TotalSize: r.GetSize(), Version: r.GetVersion(), Unsettled: r.GetUnsettled(), ModifiedAt: r.GetModifiedAt(), Sha256: r.GetSha256(),
+	}, nil
+}
+
+func remove(ctx context.Context, tb *client.Client, c *commandsv1.DeleteCall) (*commandsv1.FileReply, error) {
+	if err := path(c.GetPath()); err != nil {
+		return nil, err
+	}
+	if _, err := tb.DeleteFile(ctx, &toolboxv1.DeleteFile{Path: c.GetPath(), Recursive: c.GetRecursive()}); err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{}, nil
+}
+
+func stdin(ctx context.Context, tb *client.Client, c *commandsv1.StdinCall) (*commandsv1.FileReply, error) {
+	if !subject.ValidToken(c.GetExecId()) || len(c.GetData()) > MaxPart {
+		return nil, invalid("exec_id or data is out of bounds")
+	}
+	r, err := tb.Stdin(ctx, &toolboxv1.Stdin{ExecId: c.GetExecId(), Offset: c.GetOffset(), Data: c.GetData(), Eof: c.GetEof()})
+	if err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{StdinOffset: r.GetOffset()}, nil
+}
+
 func read(ctx context.Context, tb *client.Client, c *commandsv1.ReadPart) (*commandsv1.FileReply, error) {
 	if err := path(c.GetPath()); err != nil {
 		return nil, err
@@ -153,7 +240,9 @@ func read(ctx context.Context, tb *client.Client, c *commandsv1.ReadPart) (*comm
 	if err != nil {
 		return nil, err
 	}
-	return &commandsv1.FileReply{Data: r.GetData(), TotalSize: r.GetTotalSize(), Eof: r.GetEof()}, nil
+	return &commandsv1.FileReply{
+		Data: r.GetData(), TotalSize: r.GetTotalSize(), Eof: r.GetEof(), Version: r.GetVersion(), Unsettled: r.GetUnsettled(),
+	}, nil
 }
 
 func write(ctx context.Context, tb *client.Client, c *commandsv1.WritePart) (*commandsv1.FileReply, error) {
@@ -168,7 +257,7 @@ func write(ctx context.Context, tb *client.Client, c *commandsv1.WritePart) (*co
 	}
 	r, err := tb.WriteFile(ctx, &toolboxv1.WriteFile{
 		Path: c.GetPath(), UploadId: c.GetUploadId(), Offset: c.GetOffset(), Data: c.GetData(), Last: c.GetLast(),
-		Append: c.GetAppend(), Mode: c.GetMode(),
+		Append: c.GetAppend(), Mode: c.GetMode(), Abort: c.GetAbort(), FinishId: c.GetFinishId(),
 	})
 	if err != nil {
 		return nil, err
@@ -180,11 +269,13 @@ func list(ctx context.Context, tb *client.Client, c *commandsv1.ListCall) (*comm
 	if err := path(c.GetPath()); err != nil {
 		return nil, err
 	}
-	r, err := tb.ListFiles(ctx, &toolboxv1.ListFiles{Path: c.GetPath(), Recursive: c.GetRecursive(), MaxEntries: c.GetMaxEntries()})
+	r, err := tb.ListFiles(ctx, &toolboxv1.ListFiles{
+		Path: c.GetPath(), Recursive: c.GetRecursive(), MaxEntries: c.GetMaxEntries(), After: c.GetAfter(),
+	})
 	if err != nil {
 		return nil, err
 	}
-	reply := &commandsv1.FileReply{Truncated: r.GetTruncated()}
+	reply := &commandsv1.FileReply{Truncated: r.GetTruncated(), Next: r.GetNext()}
 	for _, e := range r.GetEntries() {
 		reply.Entries = append(reply.Entries, &commandsv1.FileInfo{
 			Path: e.GetPath(), Size: e.GetSize(), IsDir: e.GetIsDir(), Mode: e.GetMode(), ModifiedAt: e.GetModifiedAt(),

@@ -949,8 +949,10 @@ type ExecCommandRequest struct {
 	OutputLimitBytes uint64 `protobuf:"varint,102,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
 	// End the command when a stream passes the limit, with reason output_limit. Otherwise it goes on.
 	StopAtOutputLimit bool `protobuf:"varint,103,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Standard input stays open behind stdin; it is written and closed over the HTTP API.
+	KeepStdin     bool `protobuf:"varint,104,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecCommandRequest) Reset() {
@@ -1049,6 +1051,13 @@ func (x *ExecCommandRequest) GetOutputLimitBytes() uint64 {
 func (x *ExecCommandRequest) GetStopAtOutputLimit() bool {
 	if x != nil {
 		return x.StopAtOutputLimit
+	}
+	return false
+}
+
+func (x *ExecCommandRequest) GetKeepStdin() bool {
+	if x != nil {
+		return x.KeepStdin
 	}
 	return false
 }
@@ -3099,7 +3108,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\ttenant_id\x18\x04 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\"\x87\x01\n" +
 	"\x15ListSandboxesResponse\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.compute.v1.DescribeSandboxResponseR\tsandboxes\x12+\n" +
-	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xb9\x04\n" +
+	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xd8\x04\n" +
 	"\x12ExecCommandRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12$\n" +
@@ -3113,7 +3122,9 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x05stdin\x18d \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80 R\x05stdin\x12\x16\n" +
 	"\x06detach\x18e \x01(\bR\x06detach\x12:\n" +
 	"\x12output_limit_bytes\x18f \x01(\x04B\f\xbaH\t2\a\x18\x80\x80\x80\x80\x80 R\x10outputLimitBytes\x12/\n" +
-	"\x14stop_at_output_limit\x18g \x01(\bR\x11stopAtOutputLimit\x1a6\n" +
+	"\x14stop_at_output_limit\x18g \x01(\bR\x11stopAtOutputLimit\x12\x1d\n" +
+	"\n" +
+	"keep_stdin\x18h \x01(\bR\tkeepStdin\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\" \n" +

@@ -52,6 +52,8 @@ type Request struct {
 	//	*Request_Shutdown
 	//	*Request_Forget
 	//	*Request_Configure
+	//	*Request_StatFile
+	//	*Request_DeleteFile
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -225,6 +227,24 @@ func (x *Request) GetConfigure() *Configure {
 	return nil
 }
 
+func (x *Request) GetStatFile() *StatFile {
+	if x != nil {
+		if x, ok := x.Call.(*Request_StatFile); ok {
+			return x.StatFile
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetDeleteFile() *DeleteFile {
+	if x != nil {
+		if x, ok := x.Call.(*Request_DeleteFile); ok {
+			return x.DeleteFile
+		}
+	}
+	return nil
+}
+
 type isRequest_Call interface {
 	isRequest_Call()
 }
@@ -281,6 +301,14 @@ type Request_Configure struct {
 	Configure *Configure `protobuf:"bytes,22,opt,name=configure,proto3,oneof"`
 }
 
+type Request_StatFile struct {
+	StatFile *StatFile `protobuf:"bytes,23,opt,name=stat_file,json=statFile,proto3,oneof"`
+}
+
+type Request_DeleteFile struct {
+	DeleteFile *DeleteFile `protobuf:"bytes,24,opt,name=delete_file,json=deleteFile,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Call() {}
 
 func (*Request_Start) isRequest_Call() {}
@@ -306,6 +334,10 @@ func (*Request_Shutdown) isRequest_Call() {}
 func (*Request_Forget) isRequest_Call() {}
 
 func (*Request_Configure) isRequest_Call() {}
+
+func (*Request_StatFile) isRequest_Call() {}
+
+func (*Request_DeleteFile) isRequest_Call() {}
 
 // Target is the name and the uid that the cluster gave to what is called.
 type Target struct {
@@ -379,6 +411,8 @@ type Response struct {
 	//	*Response_Shutdown
 	//	*Response_Forget
 	//	*Response_Configure
+	//	*Response_StatFile
+	//	*Response_DeleteFile
 	Answer        isResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -545,6 +579,24 @@ func (x *Response) GetConfigure() *ConfigureReply {
 	return nil
 }
 
+func (x *Response) GetStatFile() *StatFileReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_StatFile); ok {
+			return x.StatFile
+		}
+	}
+	return nil
+}
+
+func (x *Response) GetDeleteFile() *DeleteFileReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_DeleteFile); ok {
+			return x.DeleteFile
+		}
+	}
+	return nil
+}
+
 type isResponse_Answer interface {
 	isResponse_Answer()
 }
@@ -601,6 +653,14 @@ type Response_Configure struct {
 	Configure *ConfigureReply `protobuf:"bytes,22,opt,name=configure,proto3,oneof"`
 }
 
+type Response_StatFile struct {
+	StatFile *StatFileReply `protobuf:"bytes,23,opt,name=stat_file,json=statFile,proto3,oneof"`
+}
+
+type Response_DeleteFile struct {
+	DeleteFile *DeleteFileReply `protobuf:"bytes,24,opt,name=delete_file,json=deleteFile,proto3,oneof"`
+}
+
 func (*Response_Hello) isResponse_Answer() {}
 
 func (*Response_Start) isResponse_Answer() {}
@@ -626,6 +686,10 @@ func (*Response_Shutdown) isResponse_Answer() {}
 func (*Response_Forget) isResponse_Answer() {}
 
 func (*Response_Configure) isResponse_Answer() {}
+
+func (*Response_StatFile) isResponse_Answer() {}
+
+func (*Response_DeleteFile) isResponse_Answer() {}
 
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2251,10 +2315,13 @@ func (x *ReadFile) GetMaxBytes() int64 {
 }
 
 type ReadFileReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	TotalSize     int64                  `protobuf:"varint,2,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
-	Eof           bool                   `protobuf:"varint,3,opt,name=eof,proto3" json:"eof,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Data      []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	TotalSize int64                  `protobuf:"varint,2,opt,name=total_size,json=totalSize,proto3" json:"total_size,omitempty"`
+	Eof       bool                   `protobuf:"varint,3,opt,name=eof,proto3" json:"eof,omitempty"`
+	// As in StatFileReply.
+	Version       string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Unsettled     bool   `protobuf:"varint,5,opt,name=unsettled,proto3" json:"unsettled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2310,6 +2377,242 @@ func (x *ReadFileReply) GetEof() bool {
 	return false
 }
 
+func (x *ReadFileReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ReadFileReply) GetUnsettled() bool {
+	if x != nil {
+		return x.Unsettled
+	}
+	return false
+}
+
+// StatFile tells of a regular file.
+type StatFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Read all of it for sha256.
+	Digest        bool `protobuf:"varint,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatFile) Reset() {
+	*x = StatFile{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatFile) ProtoMessage() {}
+
+func (x *StatFile) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatFile.ProtoReflect.Descriptor instead.
+func (*StatFile) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *StatFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *StatFile) GetDigest() bool {
+	if x != nil {
+		return x.Digest
+	}
+	return false
+}
+
+type StatFileReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Size  int64                  `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
+	// Another one whenever content, place or permissions may be others.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// It was changed so short a time ago that a further change may leave the version as it is.
+	Unsettled  bool                   `protobuf:"varint,3,opt,name=unsettled,proto3" json:"unsettled,omitempty"`
+	ModifiedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	// Only where it was asked for.
+	Sha256        []byte `protobuf:"bytes,5,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatFileReply) Reset() {
+	*x = StatFileReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatFileReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatFileReply) ProtoMessage() {}
+
+func (x *StatFileReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatFileReply.ProtoReflect.Descriptor instead.
+func (*StatFileReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *StatFileReply) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *StatFileReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatFileReply) GetUnsettled() bool {
+	if x != nil {
+		return x.Unsettled
+	}
+	return false
+}
+
+func (x *StatFileReply) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *StatFileReply) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+// DeleteFile removes what is at a path: a link and not what it points to, a directory with what is in it only where recursive is set.
+type DeleteFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Recursive     bool                   `protobuf:"varint,2,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteFile) Reset() {
+	*x = DeleteFile{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteFile) ProtoMessage() {}
+
+func (x *DeleteFile) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteFile.ProtoReflect.Descriptor instead.
+func (*DeleteFile) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DeleteFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *DeleteFile) GetRecursive() bool {
+	if x != nil {
+		return x.Recursive
+	}
+	return false
+}
+
+type DeleteFileReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteFileReply) Reset() {
+	*x = DeleteFileReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteFileReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteFileReply) ProtoMessage() {}
+
+func (x *DeleteFileReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteFileReply.ProtoReflect.Descriptor instead.
+func (*DeleteFileReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
+}
+
 type WriteFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2320,14 +2623,18 @@ type WriteFile struct {
 	Last     bool   `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"`
 	Append   bool   `protobuf:"varint,6,opt,name=append,proto3" json:"append,omitempty"`
 	// 0: 0644 for a new file, as it is for an old one.
-	Mode          uint32 `protobuf:"varint,7,opt,name=mode,proto3" json:"mode,omitempty"`
+	Mode uint32 `protobuf:"varint,7,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Give the upload up: nothing else of the request counts but path and upload_id.
+	Abort bool `protobuf:"varint,8,opt,name=abort,proto3" json:"abort,omitempty"`
+	// With the last part: the file changes once for all uploads that finish under the same id; a later one is answered as the first.
+	FinishId      string `protobuf:"bytes,9,opt,name=finish_id,json=finishId,proto3" json:"finish_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2646,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2659,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -2404,6 +2711,20 @@ func (x *WriteFile) GetMode() uint32 {
 	return 0
 }
 
+func (x *WriteFile) GetAbort() bool {
+	if x != nil {
+		return x.Abort
+	}
+	return false
+}
+
+func (x *WriteFile) GetFinishId() string {
+	if x != nil {
+		return x.FinishId
+	}
+	return ""
+}
+
 type WriteFileReply struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	BytesWritten int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
@@ -2416,7 +2737,7 @@ type WriteFileReply struct {
 
 func (x *WriteFileReply) Reset() {
 	*x = WriteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2749,7 @@ func (x *WriteFileReply) String() string {
 func (*WriteFileReply) ProtoMessage() {}
 
 func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2762,7 @@ func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileReply.ProtoReflect.Descriptor instead.
 func (*WriteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WriteFileReply) GetBytesWritten() int64 {
@@ -2466,17 +2787,19 @@ func (x *WriteFileReply) GetSha256() []byte {
 }
 
 type ListFiles struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Recursive     bool                   `protobuf:"varint,2,opt,name=recursive,proto3" json:"recursive,omitempty"`
-	MaxEntries    uint32                 `protobuf:"varint,3,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Path       string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Recursive  bool                   `protobuf:"varint,2,opt,name=recursive,proto3" json:"recursive,omitempty"`
+	MaxEntries uint32                 `protobuf:"varint,3,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	// Not with recursive: only names behind this one, in the order of their bytes.
+	After         []byte `protobuf:"bytes,4,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +2811,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +2824,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -2525,17 +2848,26 @@ func (x *ListFiles) GetMaxEntries() uint32 {
 	return 0
 }
 
+func (x *ListFiles) GetAfter() []byte {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
 type ListFilesReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Entries       []*FileEntry           `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	Truncated     bool                   `protobuf:"varint,2,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Entries   []*FileEntry           `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	Truncated bool                   `protobuf:"varint,2,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// Not with recursive: the name to go on behind, where there are more.
+	Next          []byte `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListFilesReply) Reset() {
 	*x = ListFilesReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2879,7 @@ func (x *ListFilesReply) String() string {
 func (*ListFilesReply) ProtoMessage() {}
 
 func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2892,7 @@ func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesReply.ProtoReflect.Descriptor instead.
 func (*ListFilesReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListFilesReply) GetEntries() []*FileEntry {
@@ -2577,6 +2909,13 @@ func (x *ListFilesReply) GetTruncated() bool {
 	return false
 }
 
+func (x *ListFilesReply) GetNext() []byte {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
 type FileEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2591,7 +2930,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2942,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2955,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -2671,7 +3010,7 @@ type Shutdown struct {
 
 func (x *Shutdown) Reset() {
 	*x = Shutdown{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +3022,7 @@ func (x *Shutdown) String() string {
 func (*Shutdown) ProtoMessage() {}
 
 func (x *Shutdown) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +3035,7 @@ func (x *Shutdown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shutdown.ProtoReflect.Descriptor instead.
 func (*Shutdown) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Shutdown) GetGraceMs() uint64 {
@@ -2716,7 +3055,7 @@ type ShutdownReply struct {
 
 func (x *ShutdownReply) Reset() {
 	*x = ShutdownReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +3067,7 @@ func (x *ShutdownReply) String() string {
 func (*ShutdownReply) ProtoMessage() {}
 
 func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +3080,7 @@ func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownReply.ProtoReflect.Descriptor instead.
 func (*ShutdownReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShutdownReply) GetUsage() *v1.UsageMetrics {
@@ -2762,7 +3101,7 @@ var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
 
 const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
-	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x06\n" +
+	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\a\n" +
 	"\aRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\x06target\x18\x02 \x01(\v2\x1c.sandtrail.toolbox.v1.TargetR\x06target\x123\n" +
@@ -2781,11 +3120,14 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"list_files\x18\x13 \x01(\v2\x1f.sandtrail.toolbox.v1.ListFilesH\x00R\tlistFiles\x12<\n" +
 	"\bshutdown\x18\x14 \x01(\v2\x1e.sandtrail.toolbox.v1.ShutdownH\x00R\bshutdown\x126\n" +
 	"\x06forget\x18\x15 \x01(\v2\x1c.sandtrail.toolbox.v1.ForgetH\x00R\x06forget\x12?\n" +
-	"\tconfigure\x18\x16 \x01(\v2\x1f.sandtrail.toolbox.v1.ConfigureH\x00R\tconfigureB\x06\n" +
+	"\tconfigure\x18\x16 \x01(\v2\x1f.sandtrail.toolbox.v1.ConfigureH\x00R\tconfigure\x12=\n" +
+	"\tstat_file\x18\x17 \x01(\v2\x1e.sandtrail.toolbox.v1.StatFileH\x00R\bstatFile\x12C\n" +
+	"\vdelete_file\x18\x18 \x01(\v2 .sandtrail.toolbox.v1.DeleteFileH\x00R\n" +
+	"deleteFileB\x06\n" +
 	"\x04call\".\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xf8\x06\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x86\b\n" +
 	"\bResponse\x121\n" +
 	"\x05error\x18\x01 \x01(\v2\x1b.sandtrail.toolbox.v1.ErrorR\x05error\x128\n" +
 	"\x05hello\x18\n" +
@@ -2803,7 +3145,10 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"list_files\x18\x13 \x01(\v2$.sandtrail.toolbox.v1.ListFilesReplyH\x00R\tlistFiles\x12A\n" +
 	"\bshutdown\x18\x14 \x01(\v2#.sandtrail.toolbox.v1.ShutdownReplyH\x00R\bshutdown\x12;\n" +
 	"\x06forget\x18\x15 \x01(\v2!.sandtrail.toolbox.v1.ForgetReplyH\x00R\x06forget\x12D\n" +
-	"\tconfigure\x18\x16 \x01(\v2$.sandtrail.toolbox.v1.ConfigureReplyH\x00R\tconfigureB\b\n" +
+	"\tconfigure\x18\x16 \x01(\v2$.sandtrail.toolbox.v1.ConfigureReplyH\x00R\tconfigure\x12B\n" +
+	"\tstat_file\x18\x17 \x01(\v2#.sandtrail.toolbox.v1.StatFileReplyH\x00R\bstatFile\x12H\n" +
+	"\vdelete_file\x18\x18 \x01(\v2%.sandtrail.toolbox.v1.DeleteFileReplyH\x00R\n" +
+	"deleteFileB\b\n" +
 	"\x06answer\"M\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
@@ -2928,12 +3273,29 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\bReadFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x03R\bmaxBytes\"T\n" +
+	"\tmax_bytes\x18\x03 \x01(\x03R\bmaxBytes\"\x8c\x01\n" +
 	"\rReadFileReply\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1d\n" +
 	"\n" +
 	"total_size\x18\x02 \x01(\x03R\ttotalSize\x12\x10\n" +
-	"\x03eof\x18\x03 \x01(\bR\x03eof\"\xa8\x01\n" +
+	"\x03eof\x18\x03 \x01(\bR\x03eof\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion\x12\x1c\n" +
+	"\tunsettled\x18\x05 \x01(\bR\tunsettled\"6\n" +
+	"\bStatFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\bR\x06digest\"\xb0\x01\n" +
+	"\rStatFileReply\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1c\n" +
+	"\tunsettled\x18\x03 \x01(\bR\tunsettled\x12;\n" +
+	"\vmodified_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\x12\x16\n" +
+	"\x06sha256\x18\x05 \x01(\fR\x06sha256\">\n" +
+	"\n" +
+	"DeleteFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
+	"\trecursive\x18\x02 \x01(\bR\trecursive\"\x11\n" +
+	"\x0fDeleteFileReply\"\xdb\x01\n" +
 	"\tWriteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tupload_id\x18\x02 \x01(\tR\buploadId\x12\x16\n" +
@@ -2941,19 +3303,23 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x12\n" +
 	"\x04last\x18\x05 \x01(\bR\x04last\x12\x16\n" +
 	"\x06append\x18\x06 \x01(\bR\x06append\x12\x12\n" +
-	"\x04mode\x18\a \x01(\rR\x04mode\"a\n" +
+	"\x04mode\x18\a \x01(\rR\x04mode\x12\x14\n" +
+	"\x05abort\x18\b \x01(\bR\x05abort\x12\x1b\n" +
+	"\tfinish_id\x18\t \x01(\tR\bfinishId\"a\n" +
 	"\x0eWriteFileReply\x12#\n" +
 	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"^\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"t\n" +
 	"\tListFiles\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1f\n" +
 	"\vmax_entries\x18\x03 \x01(\rR\n" +
-	"maxEntries\"i\n" +
+	"maxEntries\x12\x14\n" +
+	"\x05after\x18\x04 \x01(\fR\x05after\"}\n" +
 	"\x0eListFilesReply\x129\n" +
 	"\aentries\x18\x01 \x03(\v2\x1f.sandtrail.toolbox.v1.FileEntryR\aentries\x12\x1c\n" +
-	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"\xbc\x01\n" +
+	"\ttruncated\x18\x02 \x01(\bR\ttruncated\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\fR\x04next\"\xbc\x01\n" +
 	"\tFileEntry\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x15\n" +
@@ -2981,7 +3347,7 @@ func file_toolbox_v1_toolbox_proto_rawDescGZIP() []byte {
 	return file_toolbox_v1_toolbox_proto_rawDescData
 }
 
-var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*Request)(nil),               // 0: sandtrail.toolbox.v1.Request
 	(*Target)(nil),                // 1: sandtrail.toolbox.v1.Target
@@ -3013,18 +3379,22 @@ var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*UsageReply)(nil),            // 27: sandtrail.toolbox.v1.UsageReply
 	(*ReadFile)(nil),              // 28: sandtrail.toolbox.v1.ReadFile
 	(*ReadFileReply)(nil),         // 29: sandtrail.toolbox.v1.ReadFileReply
-	(*WriteFile)(nil),             // 30: sandtrail.toolbox.v1.WriteFile
-	(*WriteFileReply)(nil),        // 31: sandtrail.toolbox.v1.WriteFileReply
-	(*ListFiles)(nil),             // 32: sandtrail.toolbox.v1.ListFiles
-	(*ListFilesReply)(nil),        // 33: sandtrail.toolbox.v1.ListFilesReply
-	(*FileEntry)(nil),             // 34: sandtrail.toolbox.v1.FileEntry
-	(*Shutdown)(nil),              // 35: sandtrail.toolbox.v1.Shutdown
-	(*ShutdownReply)(nil),         // 36: sandtrail.toolbox.v1.ShutdownReply
-	nil,                           // 37: sandtrail.toolbox.v1.Configure.EnvEntry
-	nil,                           // 38: sandtrail.toolbox.v1.Start.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 40: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 41: common.v1.LimitHit
+	(*StatFile)(nil),              // 30: sandtrail.toolbox.v1.StatFile
+	(*StatFileReply)(nil),         // 31: sandtrail.toolbox.v1.StatFileReply
+	(*DeleteFile)(nil),            // 32: sandtrail.toolbox.v1.DeleteFile
+	(*DeleteFileReply)(nil),       // 33: sandtrail.toolbox.v1.DeleteFileReply
+	(*WriteFile)(nil),             // 34: sandtrail.toolbox.v1.WriteFile
+	(*WriteFileReply)(nil),        // 35: sandtrail.toolbox.v1.WriteFileReply
+	(*ListFiles)(nil),             // 36: sandtrail.toolbox.v1.ListFiles
+	(*ListFilesReply)(nil),        // 37: sandtrail.toolbox.v1.ListFilesReply
+	(*FileEntry)(nil),             // 38: sandtrail.toolbox.v1.FileEntry
+	(*Shutdown)(nil),              // 39: sandtrail.toolbox.v1.Shutdown
+	(*ShutdownReply)(nil),         // 40: sandtrail.toolbox.v1.ShutdownReply
+	nil,                           // 41: sandtrail.toolbox.v1.Configure.EnvEntry
+	nil,                           // 42: sandtrail.toolbox.v1.Start.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),       // 44: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 45: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	1,  // 0: sandtrail.toolbox.v1.Request.target:type_name -> sandtrail.toolbox.v1.Target
@@ -3036,50 +3406,55 @@ var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	22, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
 	26, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
 	28, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
-	30, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
-	32, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
-	35, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
+	34, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
+	36, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
+	39, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
 	24, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
 	6,  // 13: sandtrail.toolbox.v1.Request.configure:type_name -> sandtrail.toolbox.v1.Configure
-	3,  // 14: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
-	5,  // 15: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
-	9,  // 16: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
-	15, // 17: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
-	19, // 18: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
-	21, // 19: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
-	23, // 20: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
-	27, // 21: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
-	29, // 22: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
-	31, // 23: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
-	33, // 24: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
-	36, // 25: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
-	25, // 26: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
-	7,  // 27: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
-	39, // 28: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
-	37, // 29: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
-	38, // 30: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
-	10, // 31: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
-	11, // 32: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
-	39, // 33: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
-	40, // 34: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
-	12, // 35: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
-	12, // 36: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
-	39, // 37: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	41, // 38: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
-	13, // 39: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	16, // 40: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	17, // 41: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	11, // 42: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	10, // 43: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	40, // 44: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	34, // 45: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	39, // 46: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	40, // 47: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	30, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
+	32, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
+	3,  // 16: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
+	5,  // 17: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
+	9,  // 18: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
+	15, // 19: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
+	19, // 20: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
+	21, // 21: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
+	23, // 22: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
+	27, // 23: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
+	29, // 24: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
+	35, // 25: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
+	37, // 26: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
+	40, // 27: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
+	25, // 28: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
+	7,  // 29: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
+	31, // 30: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
+	33, // 31: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
+	43, // 32: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
+	41, // 33: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
+	42, // 34: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
+	10, // 35: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
+	11, // 36: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
+	43, // 37: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
+	44, // 38: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
+	12, // 39: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
+	12, // 40: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
+	43, // 41: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
+	45, // 42: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	13, // 43: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	16, // 44: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	17, // 45: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	11, // 46: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	10, // 47: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	44, // 48: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	43, // 49: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
+	38, // 50: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	43, // 51: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	44, // 52: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	53, // [53:53] is the sub-list for method output_type
+	53, // [53:53] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
@@ -3101,6 +3476,8 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Request_Shutdown)(nil),
 		(*Request_Forget)(nil),
 		(*Request_Configure)(nil),
+		(*Request_StatFile)(nil),
+		(*Request_DeleteFile)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[2].OneofWrappers = []any{
 		(*Response_Hello)(nil),
@@ -3116,6 +3493,8 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Response_Shutdown)(nil),
 		(*Response_Forget)(nil),
 		(*Response_Configure)(nil),
+		(*Response_StatFile)(nil),
+		(*Response_DeleteFile)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[15].OneofWrappers = []any{
 		(*AttachEvent_Data)(nil),
@@ -3128,7 +3507,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_toolbox_v1_toolbox_proto_rawDesc), len(file_toolbox_v1_toolbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
