@@ -31,7 +31,7 @@ func TestHTTPEveryRouteOfTheDocumentIsThere(t *testing.T) {
 	nobody, other := w.with("ApiKey nobody"), w.with("ApiKey "+secret("bob"))
 	box := w.box()
 	ops := w.spec.operations()
-	require.Len(t, ops, 17)
+	require.Len(t, ops, 21)
 	named := map[any]bool{}
 	for name, op := range ops {
 		method, path, _ := strings.Cut(name, " ")
@@ -51,7 +51,7 @@ func TestHTTPEveryRouteOfTheDocumentIsThere(t *testing.T) {
 		// Whatever else is wrong with the call: another tenant's sandbox is not there.
 		body := map[string]string{"execute": `{"command":["true"]}`, "write_files": `{"files":[{"path":"f","content":""}]}`}[fmt.Sprint(op["operationId"])]
 		query := map[string]string{
-			"read_file": "?path=f", "write_file": "?path=f", "output": "?stream=stdout", "execution_by_key": "?idempotency_key=k",
+			"read_file": "?path=f", "write_file": "?path=f", "delete_file": "?path=f", "stdin": "?offset=0", "output": "?stream=stdout", "execution_by_key": "?idempotency_key=k",
 		}[fmt.Sprint(op["operationId"])]
 		require.Equal(t, 404, other.send(method, unknown+query, body).status, name)
 	}

@@ -75,7 +75,7 @@ func TestHTTPBodiesThatAreWrong(t *testing.T) {
 		{execute, `{"command":["a"],"timeout":9000000000000}`, 422, "validation", []string{"timeout"}},
 		{execute, `{"command":["a"],"working_dir":7,"stdin":7,"stream":"yes"}`, 422, "validation", []string{"working_dir", "stdin", "stream"}},
 		{execute, `{"command":["a"],"stdin":"` + strings.Repeat("x", 512<<10+1) + `"}`, 422, "validation", []string{"stdin"}},
-		{execute, `{"command":["a"],"detach":true}`, 422, "validation", []string{"detach"}},
+		{execute, `{"command":["a"],"detached":true}`, 422, "validation", []string{"detached"}},
 	} {
 		t.Run(fmt.Sprintf("%.60s", c.body), func(t *testing.T) {
 			w.send("POST", c.path, c.body, "Idempotency-Key: "+ids.New()).problem(t, c.status, c.reason, c.fields...)

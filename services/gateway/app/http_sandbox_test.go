@@ -217,7 +217,7 @@ func TestHTTPFiles(t *testing.T) {
 	require.Empty(t, w.send("GET", "/sandbox/"+box+"/files?path=c", "").body)
 	w.send("GET", "/sandbox/"+box+"/files/list?path=", "").is(t, 200)
 	w.send("GET", "/sandbox/"+box+"/files", "").problem(t, 422, "validation", "path")
-	w.send("PUT", "/sandbox/"+box+"/files?path=a", strings.Repeat("x", 16<<20+1)).problem(t, 413, "too_large")
+	w.send("POST", "/sandbox/"+box+"/files", strings.Repeat(" ", 24<<20+1)).problem(t, 413, "too_large")
 	w.send("POST", "/sandbox/"+box+"/files", `{"files":[{"path":"","content":"%"},{"content":"","more":1},7]}`).
 		problem(t, 422, "validation", "files[0].path", "files[0].content", "files[1].path", "files[1].more", "files[2]")
 }

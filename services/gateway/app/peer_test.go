@@ -47,6 +47,16 @@ type peer struct {
 	appends int
 	// onPart is called before each part of a write is taken; an error is its answer.
 	onPart func(*commandsv1.WritePart) error
+	// onRead is called before each read.
+	onRead func(*commandsv1.ReadPart)
+	// answers replaces all that is below.
+	answers func(*commandsv1.FileCall) *commandsv1.FileReply
+	// listed: a list has what was written.
+	listed bool
+	// unsettled is what the files say of themselves; inputs are standard inputs by exec, closed those that are.
+	unsettled bool
+	inputs    map[string][]byte
+	closed    map[string]bool
 	// commands that came, by subject.
 	seen []string
 	wg   sync.WaitGroup
@@ -55,7 +65,8 @@ type peer struct {
 func newPeer(w *world) *peer {
 	p := &peer{
 		w: w, log: jslog.New(w.JS), nc: w.NC, running: map[string]*execution{}, files: map[string][]byte{}, uploads: map[string][]byte{},
-		dirs:    map[string]bool{},
+		dirs:   map[string]bool{},
+		inputs: map[string][]byte{}, closed: map[string]bool{},
 		scripts: map[string]func(*execution){"true": func(x *execution) { x.complete(0) }, "wait": func(*execution) {}},
 	}
 	for filter, handle := range map[string]nats.MsgHandler{
@@ -342,19 +353,29 @@ func (p *peer) fileCall(c *commandsv1.FileCall) (*commandsv1.FileReply, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.answers != nil {
+		return p.answers(c), nil
+	}
 	switch call := c.GetCall().(type) {
+	case *commandsv1.FileCall_Stat, *commandsv1.FileCall_Delete, *commandsv1.FileCall_Stdin:
+		return p.moreFiles(c)
 	case *commandsv1.FileCall_Read:
+		if p.onRead != nil {
+			p.onRead(call.Read)
+		}
 		all := p.files[call.Read.GetPath()]
 		from := min(call.Read.GetOffset(), int64(len(all)))
 		to := min(from+call.Read.GetMaxBytes(), int64(len(all)))
-		return &commandsv1.FileReply{Data: all[from:to], TotalSize: int64(len(all)), Eof: to == int64(len(all))}, nil
+		return &commandsv1.FileReply{
+			Data: all[from:to], TotalSize: int64(len(all)), Eof: to == int64(len(all)), Version: p.version(call.Read.GetPath()), Unsettled: p.unsettled,
+		}, nil
 	case *commandsv1.FileCall_Write:
 		return p.write(call.Write)
 	case *commandsv1.FileCall_List:
 		if dir := call.List.GetPath(); strings.HasPrefix(dir, "/workspace/") && !p.dirs[dir] {
 			return nil, fault.New(fault.NotFound, fault.ReasonPathNotFound, "there is no such directory")
 		}
-		return &commandsv1.FileReply{Entries: []*commandsv1.FileInfo{{Path: "f"}}}, nil
+		return p.list(call.List), nil
 	default:
 		return &commandsv1.FileReply{Usage: &commonv1.UsageMetrics{CpuMs: 7}}, nil
 	}
@@ -369,6 +390,14 @@ func (p *peer) done(w *commandsv1.WritePart, upload []byte) *commandsv1.FileRepl
 // write keeps the rules of the toolbox: parts of an upload in order, the last one changes the file and may be repeated.
 func (p *peer) write(w *commandsv1.WritePart) (*commandsv1.FileReply, error) {
 	const done = "done "
+	if w.GetAbort() {
+		delete(p.uploads, w.GetUploadId())
+		return &commandsv1.FileReply{}, nil
+	}
+	if old, ok := p.uploads[done+w.GetFinishId()]; ok && w.GetLast() && w.GetFinishId() != "" {
+		delete(p.uploads, w.GetUploadId())
+		return p.done(w, old), nil
+	}
 	parts, known := p.uploads[w.GetUploadId()]
 	if size := w.GetOffset() + int64(len(w.GetData())); w.GetLast() && !known {
 		if old, ok := p.uploads[done+w.GetUploadId()]; ok && int64(len(old)) == size {
@@ -386,6 +415,9 @@ func (p *peer) write(w *commandsv1.WritePart) (*commandsv1.FileReply, error) {
 	if w.GetLast() {
 		delete(p.uploads, w.GetUploadId())
 		p.uploads[done+w.GetUploadId()] = parts
+		if w.GetFinishId() != "" {
+			p.uploads[done+w.GetFinishId()] = parts
+		}
 		if w.GetAppend() {
 			p.files[w.GetPath()] = append(p.files[w.GetPath()], parts...)
 		} else {

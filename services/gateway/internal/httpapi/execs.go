@@ -104,14 +104,26 @@ func (c *call) execute() error {
 	if in, ok := o.text("stdin"); ok {
 		req.Stdin = []byte(in)
 	}
-	stream := o.flag("stream")
+	stream, detach := o.flag("stream"), o.flag("detach")
+	req.KeepStdin = o.flag("keep_stdin")
+	switch {
+	case stream && detach:
+		o.bad["detach"] = "cannot be streamed; follow it by its events"
+	case req.GetKeepStdin() && !stream && !detach:
+		o.bad["keep_stdin"] = "needs stream or detach: nobody learns its id before its end otherwise"
+	}
 	if err := c.check(o, req, executeNames); err != nil {
 		return err
 	}
-	if stream {
-		return executeNames.in(c.stream(req))
+	switch {
+	case stream:
+		err = c.stream(req)
+	case detach:
+		err = c.detach(req)
+	default:
+		err = c.wait(req)
 	}
-	return executeNames.in(c.wait(req))
+	return executeNames.in(err)
 }
 
 // wait follows a command to its end and answers that.

@@ -1,71 +1,27 @@
 package httpapi
 
 import (
+	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
-const (
-	// maxFile is the most bytes of a file that is written in one call.
-	maxFile = 16 << 20
-	// filePart is how much of a file is read at once.
-	filePart = 4 << 20
-)
-
-// readFile answers a file as bytes. One that gets shorter meanwhile ends with a connection that is cut.
-func (c *call) readFile() error {
-	id, err := c.sandbox()
-	if err != nil {
-		return err
-	}
-	req := &computev1.ReadFileRequest{SandboxId: id, Path: c.r.URL.Query().Get("path")}
-	if err := c.checkQuery(req); err != nil {
-		return err
-	}
-	if !c.memory.Take(filePart) {
-		return fault.New(fault.Unavailable, fault.ReasonConflict, "too many large requests at once; try again").WithRetry(time.Second)
-	}
-	defer c.memory.Give(filePart)
-	var size, sent int64
-	for {
-		data, total, eof, err := c.use.ReadFile(c.ctx, c.p, id, req.GetPath(), sent, filePart)
-		if err != nil {
-			return err
-		}
-		if c.status == 0 {
-			size = total
-			c.begin(http.StatusOK, mediaBytes)
-			c.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-			c.w.WriteHeader(http.StatusOK)
-		}
-		data = data[:min(int64(len(data)), size-sent)]
-		_ = c.rc.SetWriteDeadline(time.Now().Add(writeTime))
-		if _, err := c.w.Write(data); err != nil {
-			return err
-		}
-		sent += int64(len(data))
-		switch {
-		case sent == size:
-			return nil
-		case eof || len(data) == 0:
-			return fault.New(fault.Conflict, fault.ReasonConflict, "the file got shorter while it was read")
-		}
-	}
-}
-
-// checkQuery refuses a request that was made of parameters.
-func (c *call) checkQuery(m proto.Message) error {
+// checkQuery refuses a request that was made of parameters, and what else is wrong with them.
+func (c *call) checkQuery(m proto.Message, more ...map[string]string) error {
 	bad, err := c.Violations(m)
 	if err != nil {
 		return err
+	}
+	for _, m := range more {
+		maps.Copy(bad, m)
 	}
 	return invalid(bad)
 }
@@ -75,29 +31,6 @@ type written struct {
 	Path    string `json:"path"`
 	Size    int64  `json:"size"`
 	SHA256  string `json:"sha256"`
-}
-
-// writeFile makes the body the content of a file, at once.
-func (c *call) writeFile() error {
-	id, err := c.sandbox()
-	if err != nil {
-		return err
-	}
-	req := &computev1.WriteFileRequest{SandboxId: id, Path: c.r.URL.Query().Get("path")}
-	if err := c.checkQuery(req); err != nil {
-		return err
-	}
-	data, release, err := c.read(maxFile, "")
-	defer release()
-	if err != nil {
-		return err
-	}
-	req.Data = data
-	w, err := c.use.WriteFile(c.ctx, c.p, c.key, req)
-	if err != nil {
-		return err
-	}
-	return c.answer(http.StatusOK, written{Success: true, Path: req.GetPath(), Size: w.Size, SHA256: hex.EncodeToString(w.SHA256)})
 }
 
 type writtenAll struct {
@@ -165,23 +98,38 @@ type fileList struct {
 	Entries []fileEntry `json:"entries"`
 	// Truncated: there are more than are shown.
 	Truncated bool `json:"truncated"`
+	// NextCursor is empty on the last page.
+	NextCursor string `json:"next_cursor"`
 }
 
-// listFiles lists a directory.
+// maxEntries is the most entries of a page of a directory.
+const maxEntries = 1000
+
+// listFiles lists a page of a directory.
 func (c *call) listFiles() error {
 	id, err := c.sandbox()
 	if err != nil {
 		return err
 	}
-	req := &computev1.ListFilesRequest{SandboxId: id, Path: c.r.URL.Query().Get("path")}
-	if err := c.checkQuery(req); err != nil {
+	query, bad := c.r.URL.Query(), map[string]string{}
+	limit := maxEntries
+	if query.Has("limit") {
+		if limit, err = strconv.Atoi(query.Get("limit")); err != nil || limit < 1 || limit > maxEntries {
+			bad["limit"] = fmt.Sprintf("must be an integer from 1 to %d", maxEntries)
+		}
+	}
+	after, err := base64.RawURLEncoding.Strict().DecodeString(query.Get("cursor"))
+	if err != nil || len(after) > 255 {
+		bad["cursor"] = "is not a cursor that a list gave"
+	}
+	if err := c.checkQuery(&computev1.ListFilesRequest{SandboxId: id, Path: query.Get("path")}, bad); err != nil {
 		return err
 	}
-	entries, truncated, err := c.use.ListFiles(c.ctx, c.p, id, req.GetPath(), false, 0)
+	entries, next, err := c.use.ListPage(c.ctx, c.p, id, query.Get("path"), uint32(limit), after) //nolint:gosec // checked above
 	if err != nil {
 		return err
 	}
-	out := fileList{Entries: []fileEntry{}, Truncated: truncated}
+	out := fileList{Entries: []fileEntry{}, Truncated: len(next) > 0, NextCursor: base64.RawURLEncoding.EncodeToString(next)}
 	for _, f := range entries {
 		e := fileEntry{Path: f.GetPath(), Size: f.GetSize(), IsDir: f.GetIsDir(), Mode: fmt.Sprintf("%04o", f.GetMode()), LinkTarget: f.GetLinkTarget()}
 		if f.GetModifiedAt() != nil {
@@ -190,4 +138,33 @@ func (c *call) listFiles() error {
 		out.Entries = append(out.Entries, e)
 	}
 	return c.answer(http.StatusOK, out)
+}
+
+type deleted struct {
+	Success bool   `json:"success"`
+	Path    string `json:"path"`
+}
+
+// deleteFile removes a file, or a directory.
+func (c *call) deleteFile() error {
+	id, err := c.sandbox()
+	if err == nil {
+		err = c.none()
+	}
+	if err != nil {
+		return err
+	}
+	query, bad := c.r.URL.Query(), map[string]string{}
+	recursive := query.Get("recursive")
+	if query.Has("recursive") && recursive != "true" && recursive != "false" {
+		bad["recursive"] = "must be true or false"
+	}
+	path := query.Get("path")
+	if err := c.checkQuery(&computev1.ReadFileRequest{SandboxId: id, Path: path}, bad); err != nil {
+		return err
+	}
+	if err := c.use.DeleteFile(c.ctx, c.p, c.key, id, path, recursive == "true"); err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, deleted{Success: true, Path: path})
 }

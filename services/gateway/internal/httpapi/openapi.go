@@ -14,6 +14,12 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 )
 
+// empty is the answer without a body.
+type empty struct{}
+
+// streamOnly is the answer that is nothing but a stream of events.
+type streamOnly struct{}
+
 // schema is a JSON schema.
 type schema map[string]any
 
@@ -55,6 +61,8 @@ var (
 		"timeout":     schema{"type": "integer", "minimum": 1, "description": "Milliseconds after which the command is ended."},
 		"stdin":       words("What the command reads, at most 512 KiB."),
 		"stream":      schema{"type": "boolean", "default": false, "description": "Answer with server-sent events instead."},
+		"detach":      schema{"type": "boolean", "default": false, "description": "Answer once it is accepted, and not at its end."},
+		"keep_stdin":  schema{"type": "boolean", "default": false, "description": "Keep standard input open for the stdin route; with detach or stream."},
 	})
 	uploadSchema = closed([]string{"files"}, schema{
 		"files": schema{
@@ -64,13 +72,18 @@ var (
 	})
 )
 
-// parameters are those of queries.
+// parameters are those of queries, by name, or by route and name where one has its own.
 var parameters = map[string]schema{
-	"path":            words("Path in the workspace."),
-	"stream":          {"type": "string", "enum": []string{"stdout", "stderr"}},
-	"cursor":          words("next_cursor of the page before."),
-	"limit":           {"type": "integer", "minimum": 1, "maximum": maxPage, "default": defaultPage},
-	"idempotency_key": keySchema,
+	"path":             words("Path in the workspace."),
+	"stream":           {"type": "string", "enum": []string{"stdout", "stderr"}},
+	"cursor":           words("next_cursor of the page before."),
+	"limit":            {"type": "integer", "minimum": 1, "maximum": maxPage, "default": defaultPage},
+	"list_files.limit": {"type": "integer", "minimum": 1, "maximum": maxEntries, "default": maxEntries},
+	"idempotency_key":  keySchema,
+	"mode":             {"type": "string", "pattern": "^[0-7]{1,4}$", "description": "Permissions in octal."},
+	"recursive":        {"type": "boolean", "default": false},
+	"close":            {"type": "boolean", "default": false, "description": "Close standard input behind the body."},
+	"offset":           {"type": "integer", "minimum": 0, "description": "Where the body stands in standard input. What was taken before is not written again."},
 }
 
 var keySchema = schema{"type": "string", "pattern": "^[!-~]{1,200}$"}
@@ -80,6 +93,7 @@ var enums = map[string][]any{
 	"created.status":       {creating},
 	"sandboxStatus.status": {creating, running, terminating, terminated, failed},
 	"stopped.status":       {terminating, terminated},
+	"accepted.state":       {"accepted"},
 	"startup.start":        {"warm", "cold", nil},
 	"execution.state":      {"accepted", running, "exited", "signaled", "timed_out", "cancelled", "start_failed", unknown},
 	"execution.outcome":    {known, unknown, nil}, "execution.system_error": {streamLost},
@@ -142,7 +156,11 @@ func (d document) operation(r route, problem schema) map[string]any {
 		params = append(params, map[string]any{"name": m[1], "in": "path", "required": true, "schema": schema{"type": "string", "format": "uuid"}})
 	}
 	for _, name := range r.query {
-		params = append(params, map[string]any{"name": name, "in": "query", "required": slices.Contains(needed, r.id+"."+name), "schema": parameters[name]})
+		s, own := parameters[r.id+"."+name]
+		if !own {
+			s = parameters[name]
+		}
+		params = append(params, map[string]any{"name": name, "in": "query", "required": slices.Contains(needed, r.id+"."+name), "schema": s})
 	}
 	if r.keyed {
 		params = append(params, map[string]any{"name": headerKey, "in": "header", "schema": keySchema})
@@ -162,13 +180,17 @@ func (d document) operation(r route, problem schema) map[string]any {
 }
 
 // needed are the parameters without which a route refuses.
-var needed = []string{"read_file.path", "write_file.path", "output.stream", "execution_by_key.idempotency_key"}
+var needed = []string{"read_file.path", "write_file.path", "delete_file.path", "output.stream", "execution_by_key.idempotency_key", "stdin.offset"}
 
 func (d document) responses(r route, problem schema) map[string]any {
 	all := map[string]any{}
 	for status, v := range r.answers {
 		content := map[string]any{mediaJSON: map[string]any{"schema": schema{"type": "object"}}}
 		switch v.(type) {
+		case empty:
+			content = nil
+		case streamOnly:
+			content = map[string]any{}
 		case nil:
 			content = map[string]any{mediaBytes: map[string]any{"schema": schema{"type": "string", "format": "binary"}}}
 		case map[string]any:
@@ -178,7 +200,10 @@ func (d document) responses(r route, problem schema) map[string]any {
 		if r.stream != nil {
 			content[mediaSSE] = map[string]any{"schema": d.of(reflect.TypeOf(r.stream))}
 		}
-		all[strconv.Itoa(status)] = map[string]any{"description": http.StatusText(status), "content": content}
+		all[strconv.Itoa(status)] = map[string]any{"description": http.StatusText(status)}
+		if content != nil {
+			all[strconv.Itoa(status)] = map[string]any{"description": http.StatusText(status), "content": content}
+		}
 	}
 	for _, status := range statuses(r) {
 		all[strconv.Itoa(status)] = map[string]any{

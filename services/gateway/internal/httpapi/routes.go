@@ -11,6 +11,8 @@ const (
 	maxBody = 4 << 20
 	// maxUpload is the most bytes of several files in one body.
 	maxUpload = 24 << 20
+	// maxStdin is the most bytes of one write to a standard input.
+	maxStdin = 512 << 10
 )
 
 // routes are all there are. The document is made of them, so that it has each.
@@ -32,7 +34,7 @@ var routes = []route{
 		method: http.MethodPost, path: "/sandbox/{id}/execute", id: "execute",
 		about:  "Run a command and answer its end. A lost connection does not end it: repeat the request with its key, or read the execution.",
 		scopes: tenant.Execute, body: maxBody, media: mediaJSON, keyed: true, long: true, do: (*call).execute,
-		request: executeSchema, answers: map[int]any{http.StatusOK: execution{}}, stream: event{},
+		request: executeSchema, answers: map[int]any{http.StatusOK: execution{}, http.StatusAccepted: accepted{}}, stream: event{},
 		errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests},
 	},
 	{
@@ -51,6 +53,24 @@ var routes = []route{
 		about:  "All that is kept of one stream of an execution, as bytes.",
 		scopes: tenant.Execute | tenant.Inspect, query: []string{"stream"}, long: true, do: (*call).output,
 		answers: map[int]any{http.StatusOK: nil}, errors: []int{http.StatusNotFound, http.StatusGone},
+	},
+	{
+		method: http.MethodGet, path: "/sandbox/{id}/executions/{execution_id}/events", id: "events",
+		about:  "Follow an execution by server-sent events, running or ended, from its beginning or behind Last-Event-ID.",
+		scopes: tenant.Execute | tenant.Inspect, long: true, do: (*call).events, stream: event{}, answers: map[int]any{http.StatusOK: streamOnly{}},
+		errors: []int{http.StatusNotFound, http.StatusGone},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/executions/{execution_id}/stdin", id: "stdin",
+		about:  "Write to the standard input of an execution that was started with keep_stdin, and close it.",
+		scopes: tenant.Execute, body: maxStdin, media: mediaBytes, query: []string{"offset", "close"}, do: (*call).stdin,
+		answers: map[int]any{http.StatusOK: stdinTaken{}}, errors: []int{http.StatusNotFound, http.StatusConflict},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/executions/{execution_id}/cancel", id: "cancel",
+		about:  "End an execution and every process that it started. One that has ended is left as it is.",
+		scopes: tenant.Execute, keyed: true, do: (*call).cancel, answers: map[int]any{http.StatusOK: execution{}},
+		errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
 	},
 	{
 		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop", about: "End a sandbox. Waits up to 20 s until it is gone.",
@@ -75,14 +95,24 @@ var routes = []route{
 		scopes: tenant.Inspect, query: []string{"cursor", "limit"}, do: (*call).list, answers: map[int]any{http.StatusOK: sandboxes{}},
 	},
 	{
-		method: http.MethodGet, path: "/sandbox/{id}/files", id: "read_file", about: "Read a file of the workspace, as bytes.",
-		scopes: tenant.Files, query: []string{"path"}, do: (*call).readFile,
-		answers: map[int]any{http.StatusOK: nil}, errors: []int{http.StatusNotFound, http.StatusConflict},
+		method: http.MethodGet, path: "/sandbox/{id}/files", id: "read_file",
+		about:  "Read a file of the workspace, or a range of it, as bytes. HEAD tells of it. Want-Repr-Digest: sha-256=1 gives its digest.",
+		scopes: tenant.Files, query: []string{"path"}, long: true, do: (*call).readFile,
+		answers: map[int]any{http.StatusOK: nil, http.StatusPartialContent: nil, http.StatusNotModified: empty{}},
+		errors:  []int{http.StatusNotFound, http.StatusConflict, http.StatusRequestedRangeNotSatisfiable},
 	},
 	{
-		method: http.MethodPut, path: "/sandbox/{id}/files", id: "write_file", about: "Make the body the content of a file, at once.",
-		scopes: tenant.Files, body: maxFile, media: mediaBytes, keyed: true, query: []string{"path"}, do: (*call).writeFile,
+		method: http.MethodPut, path: "/sandbox/{id}/files", id: "write_file",
+		about:  "Make the body the content of a file, at once, whatever its size. Content-Digest or Repr-Digest (sha-256) is checked before.",
+		scopes: tenant.Files, body: maxFile, media: mediaBytes, keyed: true, query: []string{"path", "mode"}, long: true, do: (*call).writeFile,
 		answers: map[int]any{http.StatusOK: written{}}, errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusInsufficientStorage},
+	},
+	{
+		method: http.MethodDelete, path: "/sandbox/{id}/files", id: "delete_file",
+		about:  "Remove a file, a link (not what it points to), an empty directory, or with recursive any directory.",
+		scopes: tenant.Files, keyed: true, query: []string{"path", "recursive"}, do: (*call).deleteFile,
+		answers: map[int]any{http.StatusOK: deleted{}},
+		errors:  []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
 	},
 	{
 		method: http.MethodPost, path: "/sandbox/{id}/files", id: "write_files", about: "Write several files. One that fails ends it; those before it are there.",
@@ -90,8 +120,8 @@ var routes = []route{
 		request: uploadSchema, answers: map[int]any{http.StatusOK: writtenAll{}}, errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusInsufficientStorage},
 	},
 	{
-		method: http.MethodGet, path: "/sandbox/{id}/files/list", id: "list_files", about: "List a directory of the workspace, at most 1,000 entries.",
-		scopes: tenant.Files, query: []string{"path"}, do: (*call).listFiles,
+		method: http.MethodGet, path: "/sandbox/{id}/files/list", id: "list_files", about: "List a directory of the workspace, in pages of at most 1,000 entries.",
+		scopes: tenant.Files, query: []string{"path", "cursor", "limit"}, do: (*call).listFiles,
 		answers: map[int]any{http.StatusOK: fileList{}}, errors: []int{http.StatusNotFound, http.StatusConflict},
 	},
 	{

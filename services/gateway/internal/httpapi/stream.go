@@ -40,8 +40,14 @@ func (c *call) stream(req *computev1.ExecCommandRequest) error {
 	if c.status == 0 && err != nil {
 		return err
 	}
+	return w.finish(req.GetSandboxId(), err)
+}
+
+// finish sends how an exec ended that was followed to its end, or why it could not be.
+func (w *events) finish(box string, err error) error {
+	c := w.call
 	last := event{Type: "exit"}
-	x, rerr := c.use.Receipt(c.ctx, c.p, req.GetSandboxId(), w.id)
+	x, rerr := c.use.Receipt(c.ctx, c.p, box, w.id)
 	out := describe(x)
 	switch {
 	case err == nil && rerr == nil && out.Outcome != nil && *out.Outcome == known:

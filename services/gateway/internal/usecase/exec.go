@@ -167,7 +167,7 @@ func (u *UseCases) execSpec(s sandbox.Sandbox, req *computev1.ExecCommandRequest
 	spec := &eventsv1.ExecSpec{
 		Command: req.GetCommand(), Args: req.GetArgs(), WorkingDir: req.GetWorkingDir(), TimeoutMs: uint64(timeout.Milliseconds()),
 		EnvKeys: slices.Sorted(maps.Keys(req.GetEnv())), StdinBytes: uint64(len(req.GetStdin())), Detach: req.GetDetach(), SessionId: s.SessionID,
-		OutputLimitBytes: req.GetOutputLimitBytes(), StopAtOutputLimit: req.GetStopAtOutputLimit(),
+		OutputLimitBytes: req.GetOutputLimitBytes(), StopAtOutputLimit: req.GetStopAtOutputLimit(), KeepStdin: req.GetKeepStdin(),
 	}
 	if proto.Size(spec) > maxSpecBytes {
 		bad["args"] = "command, args and the names of env together may have 128 KiB; put more into a file or stdin"

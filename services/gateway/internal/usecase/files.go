@@ -24,8 +24,8 @@ const (
 	partBytes = 512 << 10
 	// MaxFileBytes is the most that one read or write moves.
 	MaxFileBytes = 16 << 20
-	// partWait bounds one part; a whole call is bounded by its own deadline.
-	partWait = 30 * time.Second
+	// partWait bounds one part, wholeWait what may read a whole file or remove a whole directory; a call is bounded by its own deadline.
+	partWait, wholeWait = 30 * time.Second, 130 * time.Second
 )
 
 // ReadFile returns at most max bytes of a file from offset on (0: MaxFileBytes), its whole size, and whether the end was reached.
@@ -159,7 +159,11 @@ func (u *UseCases) fileCall(ctx context.Context, s sandbox.Sandbox, call *comman
 	m := nats.NewMsg(subject.Files(s.Worker, s.Tenant, s.ID))
 	m.Data = data
 	telemetry.Inject(ctx, m.Header)
-	ctx, cancel := context.WithTimeout(ctx, partWait)
+	wait := partWait
+	if call.GetStat().GetDigest() || call.GetWrite().GetLast() || call.GetDelete().GetRecursive() {
+		wait = wholeWait
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	answer, err := u.nc.RequestMsgWithContext(ctx, m)
 	switch {
