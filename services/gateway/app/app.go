@@ -58,6 +58,7 @@ type App struct {
 	grpcL  net.Listener
 	httpL  net.Listener
 	opsL   net.Listener
+	tools  *tools
 	// servers are those of HTTP.
 	servers []serving
 	drain   time.Duration
@@ -106,8 +107,11 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	for name, fn := range d.Checks {
 		checks = append(checks, ops.Check{Name: name, Fn: fn})
 	}
+	if a.tools, err = newTools(ctx, cfg, d); err != nil {
+		return nil, fmt.Errorf("make the tools of MCP: %w", err)
+	}
 	api, err := httpapi.New(use, around, httpapi.Options{
-		Image: cfg.Image, Origins: cfg.CORSOrigins, Heartbeat: cfg.Heartbeat, Tracer: d.Tracer,
+		Image: cfg.Image, Origins: cfg.CORSOrigins, Heartbeat: cfg.Heartbeat, Tracer: d.Tracer, MCP: a.tools.handler,
 	}, d.Registry)
 	if err != nil {
 		return nil, fmt.Errorf("make the HTTP API: %w", err)
@@ -119,7 +123,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		return nil, fmt.Errorf("make the HTTP API of named sandboxes: %w", err)
 	}
 	if err := a.listen(cfg, both(api, named), ops.Handler(d.Registry, checks...)); err != nil {
-		return nil, err
+		return nil, errors.Join(err, a.tools.conn.Close())
 	}
 	return a, nil
 }
@@ -190,6 +194,7 @@ func (a *App) Run(ctx context.Context) error {
 	for _, s := range a.servers {
 		g.Go(s.run)
 	}
+	g.Go(func() error { return a.tools.run(ctx, a.server) })
 	g.Go(func() error { a.door.Ring.Run(ctx); return nil })
 	g.Go(func() error { a.watch(ctx); return nil })
 	g.Go(func() error {

@@ -35,6 +35,7 @@ type Root struct {
 	Rm       Rm       `cmd:"" group:"Sandboxes" help:"End sandboxes and wait until they are gone."`
 	Exec     Exec     `cmd:"" group:"Sandboxes" help:"Run a command in a sandbox; ends with its exit code."`
 	Cp       Cp       `cmd:"" group:"Sandboxes" help:"Copy files to and from a sandbox."`
+	MCP      MCP      `cmd:"" name:"mcp" group:"Sandboxes" help:"Give an agent sandboxes as tools, on stdin and stdout."`
 
 	List    List     `cmd:"" group:"Named sandboxes" help:"List sandboxes by name."`
 	Get     Get      `cmd:"" group:"Named sandboxes" help:"Show a sandbox: state, worker, architecture."`

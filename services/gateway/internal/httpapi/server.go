@@ -54,6 +54,8 @@ type Options struct {
 	// Heartbeat is the longest silence on a stream of events.
 	Heartbeat time.Duration
 	Tracer    trace.TracerProvider
+	// MCP is served at /mcp; nil: it is not there.
+	MCP MCP
 }
 
 // Server serves the API.
@@ -87,6 +89,9 @@ func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometh
 			s.methods = append(s.methods, r.method)
 		}
 	}
+	if opt.MCP != nil {
+		s.mux.HandleFunc(mcpRoute.path, func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, mcpRoute) })
+	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) {
 		s.serve(w, req, route{id: "none", open: true, do: s.nothing})
 	})
@@ -104,26 +109,34 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // crossOrigin lets browsers in from the origins that are configured; true where the request was only the question whether it may come.
 func (s *Server) crossOrigin(w http.ResponseWriter, r *http.Request) bool {
 	origin := r.Header.Get("Origin")
-	if origin == "" || !slices.Contains(s.opt.Origins, origin) && !slices.Contains(s.opt.Origins, "*") {
+	if origin == "" || !s.allowed(origin) {
 		return false
 	}
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
-	h.Set("Access-Control-Expose-Headers", strings.Join([]string{headerCorrelation, headerExecution, "Retry-After", "Location"}, ", "))
+	h.Set("Access-Control-Expose-Headers", strings.Join([]string{headerCorrelation, headerExecution, "Retry-After", "Location", "Mcp-Session-Id"}, ", "))
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", strings.Join(s.methods, ", "))
-	h.Set("Access-Control-Allow-Headers", strings.Join([]string{"Authorization", "Content-Type", headerKey, headerCorrelation, headerTrace}, ", "))
+	h.Set("Access-Control-Allow-Headers", strings.Join([]string{
+		"Authorization", "Content-Type", headerKey, headerCorrelation, headerTrace, "Last-Event-ID", "Mcp-Session-Id", "Mcp-Protocol-Version",
+	}, ", "))
 	h.Set("Access-Control-Max-Age", "600")
 	w.WriteHeader(http.StatusNoContent)
 	return true
 }
 
+func (s *Server) allowed(origin string) bool {
+	return slices.Contains(s.opt.Origins, origin) || slices.Contains(s.opt.Origins, "*")
+}
+
 // route is one method and path.
 type route struct {
 	method, path string
+	// outside: path is not below Base.
+	outside bool
 	// id names it in metrics, logs and the document.
 	id, about string
 	// open routes need no credential; others any of the scopes.
@@ -144,6 +157,13 @@ type route struct {
 	answers map[int]any
 	stream  any
 	errors  []int
+}
+
+func (r route) where() string {
+	if r.outside {
+		return r.path
+	}
+	return Base + r.path
 }
 
 // call is one request under way.
@@ -168,7 +188,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	ctx := edge.Correlate(r.Context(), r.Header.Get(headerCorrelation), r.Header.Get(headerTrace))
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
 	ctx, span := s.opt.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, "http."+to.id,
-		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", Base+to.path)))
+		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", to.where())))
 	defer span.End()
 	if !to.long {
 		var cancel context.CancelFunc
