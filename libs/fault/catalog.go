@@ -249,8 +249,8 @@ var catalog = []Entry{
 	{
 		ReasonQuota,
 		[]Code{ResourceExhausted},
-		RetryNever,
-		"a limit of the tenant, the worker or the sandbox is reached; the message names it", "end something, or raise it",
+		RetryDepends,
+		"a limit of the tenant, the worker or the sandbox is reached; the message names it, and `quota` does where it is the tenant's", "end something, wait, or have it raised: `sandtrail quota set`",
 	},
 	{
 		ReasonUnschedulable,

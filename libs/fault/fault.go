@@ -111,7 +111,9 @@ type Error struct {
 	Fields map[string]string
 	// RetryAfter is set where the same call may succeed later.
 	RetryAfter time.Duration
-	cause      error
+	// Quota is the name of the tenant's quota that is used up; empty for everything else.
+	Quota string
+	cause error
 }
 
 // New makes an error whose message is safe to show.
@@ -142,6 +144,13 @@ func (e *Error) WithFields(fields map[string]string) *Error {
 func (e *Error) WithRetry(after time.Duration) *Error {
 	c := *e
 	c.RetryAfter = after
+	return &c
+}
+
+// WithQuota names the tenant's quota that is used up.
+func (e *Error) WithQuota(name string) *Error {
+	c := *e
+	c.Quota = name
 	return &c
 }
 

@@ -80,8 +80,8 @@ func known(err error) *Error {
 }
 
 // Status is what a caller gets of err: never its cause. Its details are ErrorDetail and ErrorInfo (the reason in upper case,
-// Domain, and correlation_id in its metadata), with RetryInfo where trying again may help and BadRequest where fields are
-// wrong. nil is OK.
+// Domain, and correlation_id and quota in its metadata), with RetryInfo where trying again may help, BadRequest where fields are
+// wrong and QuotaFailure where a quota is used up. nil is OK.
 func Status(err error, correlation string) *status.Status {
 	if err == nil {
 		return status.New(codes.OK, "")
@@ -90,8 +90,10 @@ func Status(err error, correlation string) *status.Status {
 	detail, code := Detail(e)
 	detail.CorrelationId = correlation
 	info := &errdetails.ErrorInfo{Reason: strings.ToUpper(detail.GetReason()), Domain: Domain}
-	if correlation != "" {
-		info.Metadata = map[string]string{"correlation_id": correlation}
+	for name, value := range map[string]string{"correlation_id": correlation, "quota": detail.GetQuota()} {
+		if value != "" {
+			info.Metadata = withEntry(info.GetMetadata(), name, value)
+		}
 	}
 	details := []protoadapt.MessageV1{detail, info}
 	if e.RetryAfter > 0 {
@@ -106,6 +108,11 @@ func Status(err error, correlation string) *status.Status {
 		}
 		details = append(details, bad)
 	}
+	if detail.GetQuota() != "" {
+		details = append(details, &errdetails.QuotaFailure{Violations: []*errdetails.QuotaFailure_Violation{
+			{Subject: "tenant", Description: detail.GetMessage(), QuotaId: detail.GetQuota()},
+		}})
+	}
 	st := status.New(code, detail.GetMessage())
 	full, err := st.WithDetails(details...)
 	if err != nil {
@@ -113,6 +120,14 @@ func Status(err error, correlation string) *status.Status {
 		return st
 	}
 	return full
+}
+
+func withEntry(m map[string]string, name, value string) map[string]string {
+	if m == nil {
+		m = map[string]string{}
+	}
+	m[name] = value
+	return m
 }
 
 // Detail is what a caller gets of err, without a correlation id, and its gRPC code. nil gives nil and OK.
@@ -125,7 +140,7 @@ func Detail(err error) (*commonv1.ErrorDetail, codes.Code) {
 	if _, ok := grpcCodes[code]; !ok {
 		code = Internal
 	}
-	d := &commonv1.ErrorDetail{Code: string(code), Reason: cut(string(e.Reason)), Message: cut(e.Message)}
+	d := &commonv1.ErrorDetail{Code: string(code), Reason: cut(string(e.Reason)), Message: cut(e.Message), Quota: cut(e.Quota)}
 	for _, field := range slices.Sorted(maps.Keys(e.Fields)) {
 		if len(d.Fields) == MaxFields {
 			break
@@ -163,7 +178,7 @@ func FromDetail(d *commonv1.ErrorDetail) *Error {
 	if len(d.GetFields()) > 0 {
 		e.Fields = maps.Clone(d.GetFields())
 	}
-	e.RetryAfter = time.Duration(max(0, d.GetRetryAfterSeconds())) * time.Second
+	e.RetryAfter, e.Quota = time.Duration(max(0, d.GetRetryAfterSeconds()))*time.Second, d.GetQuota()
 	return e
 }
 

@@ -140,3 +140,17 @@ func TestDetailIsBounded(t *testing.T) {
 	st := fault.Status(fault.New(fault.Internal, fault.ReasonInternal, "bad \xff byte"), "")
 	require.Len(t, st.Details(), 2, "what is not UTF-8 does not cost the details")
 }
+
+func TestAQuotaIsNamedEverywhere(t *testing.T) {
+	e := fault.New(fault.ResourceExhausted, fault.ReasonQuota, "no more").WithQuota("sandboxes").WithRetry(time.Second)
+	st := fault.Status(e, "c-1")
+	require.Equal(t, "sandboxes", fault.FromStatus(st.Err()).Quota)
+	d, _ := fault.Detail(e)
+	require.Equal(t, "sandboxes", fault.FromDetail(d).Quota)
+	text := prototext.Format(st.Proto())
+	require.Contains(t, text, "google.rpc.QuotaFailure")
+	status, problem := fault.HTTP(e, "c-1")
+	require.Equal(t, 429, status)
+	require.Equal(t, "sandboxes", problem.Error.Quota)
+	require.NotContains(t, prototext.Format(fault.Status(fault.New(fault.Internal, fault.ReasonInternal, "x"), "").Proto()), "QuotaFailure")
+}

@@ -56,6 +56,8 @@ type ProblemError struct {
 	Fields []ProblemField `json:"fields,omitempty"`
 	// RetryAfterSeconds is that of the header Retry-After; 0: trying again does not help.
 	RetryAfterSeconds int32 `json:"retry_after_seconds,omitempty"`
+	// Quota is the name of the tenant's quota that is used up, as GET /quota has it.
+	Quota string `json:"quota,omitempty"`
 	// CorrelationID finds the call in the logs.
 	CorrelationID string `json:"correlation_id"`
 }
@@ -77,7 +79,7 @@ func HTTP(err error, correlation string) (int, Problem) {
 	}
 	p := ProblemError{
 		Code: Code(detail.GetCode()), Reason: reason, Message: detail.GetMessage(), RetryAfterSeconds: detail.GetRetryAfterSeconds(),
-		CorrelationID: correlation,
+		Quota: detail.GetQuota(), CorrelationID: correlation,
 	}
 	if p.RetryAfterSeconds == 0 {
 		switch status {

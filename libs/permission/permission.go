@@ -90,6 +90,7 @@ func gateway(b *builder) {
 	b.bucket(topology.BucketWorker)
 	b.certain(topology.BucketIdem, "*")
 	b.bucket(topology.BucketKey, "*.*")
+	b.bucket(topology.BucketQuota)
 }
 
 // lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.
@@ -102,6 +103,8 @@ func lifecycle(b *builder) {
 	b.watch(topology.BucketSandbox)
 	b.bucket(topology.BucketPlace, ">")
 	b.watch(topology.BucketPlace)
+	b.bucket(topology.BucketQuota, "*")
+	b.watch(topology.BucketQuota)
 	b.bury("lifecycle")
 }
 
@@ -135,6 +138,8 @@ func exec(b *builder, worker string) {
 	b.answer(Gateway)
 	b.bucket(topology.BucketExec, ">")
 	b.watch(topology.BucketExec)
+	b.bucket(topology.BucketQuota, "*.execs")
+	b.watch(topology.BucketQuota)
 	b.projection(topology.ProjectionReceipt)
 	b.bury("exec")
 }
@@ -178,7 +183,7 @@ func operator(b *builder) {
 		api("STREAM.LIST"), api("STREAM.NAMES"), api("CONSUMER.LIST.*"), api("CONSUMER.NAMES.*"), api("INFO"),
 		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.
 		subject.Commands, subject.Redrive("*"), subject.Letter("*", "*").Subject(), api("STREAM.MSG.DELETE."+topology.StreamDead),
-		subject.AllTenants(), // tenants and their keys
+		subject.AllTenants(), // tenants, their keys and quotas
 		subject.AllWebhooks(),
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs))

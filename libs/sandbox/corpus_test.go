@@ -37,7 +37,7 @@ var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady":
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
 	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true, "Letter": true,
-	"Endpoint": true, "EventFilter": true,
+	"Endpoint": true, "EventFilter": true, "QuotaLimit": true,
 }
 
 func eventTypes() []protoreflect.MessageType {
@@ -180,7 +180,7 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
 	{"exec", "ExecRequested+key ExecStarted+key ExecLost", "lost"},
-	{"tenant", "TenantCreated KeyCreated KeyRevoked", "created"},
+	{"tenant", "TenantCreated KeyCreated KeyRevoked QuotaSet", "created"},
 	{"webhook", "WebhookCreated WebhookRotated WebhookReplayRequested WebhookTestRequested WebhookTested WebhookDisabled WebhookDeleted", "deleted"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},
@@ -224,6 +224,7 @@ func TestTheCorpusReplays(t *testing.T) {
 			agg := subject.Tenant("acme")
 			x := tenant.Fold(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			require.Equal(t, "name", x.Name)
+			require.Equal(t, tenant.Quotas{"name": 102}, x.Quotas)
 			state = "created"
 		case "name":
 			var n sandbox.Name

@@ -1,4 +1,4 @@
-// Package tenant decides about tenants and their API keys, and says from their events which there are. It is pure but for NewSecret:
+// Package tenant decides about tenants, their API keys and their quotas, and says from their events which there are. It is pure but for NewSecret:
 // time and ids come in with the commands. A command that has been carried out already decides nothing and is no error.
 package tenant
 
@@ -33,6 +33,8 @@ type Tenant struct {
 	CreatedAt time.Time
 	// Keys, oldest first, those that work no longer included.
 	Keys []Key
+	// Quotas are its own limits; for the others the deployment's hold.
+	Quotas Quotas
 	// Seq is the stream sequence of its last event.
 	Seq uint64
 }
@@ -86,6 +88,8 @@ func (t Tenant) Evolve(e envelope.Recorded) Tenant {
 				t.Keys[i].Revoked = true
 			}
 		}
+	case *eventsv1.QuotaSet:
+		t.Quotas = quotasOf(b)
 	}
 	return t
 }

@@ -33,8 +33,10 @@ const (
 	BucketWorker = "worker"
 	// BucketLease holds leases; one that was not renewed for LeaseTTL is gone.
 	BucketLease = "lease"
-	// BucketPlace holds which sandboxes take up a place of a worker or of a tenant's quota.
+	// BucketPlace holds which sandboxes take up a place of a worker.
 	BucketPlace = "place"
+	// BucketQuota holds what tenants use of their quotas.
+	BucketQuota = "quota"
 	// BucketKey holds when each API key was used last.
 	BucketKey = "key"
 	// BucketCheckpoint holds how far each projection has read.
@@ -227,6 +229,10 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 		c.LimitMarkerTTL = 2 * time.Minute
 		return c
 	}
+	large := func(c jetstream.KeyValueConfig) jetstream.KeyValueConfig {
+		c.MaxValueSize = 1 << 20
+		return c
+	}
 	return []jetstream.KeyValueConfig{
 		base(BucketSandbox, "Current view of each sandbox", 0, 2<<30),
 		base(BucketExec, "Receipt of each exec", ReceiptTTL, 4<<30),
@@ -234,7 +240,8 @@ func buckets(o Options) []jetstream.KeyValueConfig {
 		base(BucketName, "Names that tenants gave to sandboxes", 0, 256<<20),
 		announced(base(BucketWorker, "Heartbeats of workers", WorkerTTL, 16<<20)),
 		announced(base(BucketLease, "Leases", LeaseTTL, 16<<20)),
-		base(BucketPlace, "Sandboxes that take up a place of a worker or tenant", 0, 256<<20),
+		base(BucketPlace, "Sandboxes that take up a place of a worker", 0, 256<<20),
+		large(base(BucketQuota, "What tenants use of their quotas", 0, 1<<30)),
 		base(BucketKey, "When each API key was used last", 0, 64<<20),
 		base(BucketCheckpoint, "How far each projection has read", 0, 256<<20),
 	}

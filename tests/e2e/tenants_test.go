@@ -128,6 +128,10 @@ var calls = map[string]call{
 		}
 		return seen, err
 	},
+	"GetQuota": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
+		_, err := api.GetQuota(ctx, &computev1.GetQuotaRequest{TenantId: owner.name})
+		return nil, err
+	},
 }
 
 // lists answer with what the caller has, so that there is nothing of another to ask for unless the request names the other.

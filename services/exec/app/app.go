@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"time"
 
@@ -20,8 +21,10 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/projection"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	"github.com/sandtrail/sandtrail/services/exec/internal/files"
@@ -48,6 +51,8 @@ type Config struct {
 	SealKeyFile string
 	// MaxExecs at once on the worker (256) and in one sandbox (32). More are refused with too_many_execs.
 	MaxExecs, MaxExecsPerSandbox int
+	// Quotas of tenants that have none of their own; without any nothing is bounded.
+	Quotas tenant.Quotas
 	// DefaultTimeout of a command (1 h) and the most that may be asked for (24 h).
 	DefaultTimeout, MaxTimeout time.Duration
 	// OutputLimit is how many bytes of each stream of a command are recorded as they come (1 GiB). A command may ask for less; more is
@@ -98,6 +103,7 @@ func (c Config) Validate() error {
 	check(c.MaxExecs >= 0 && c.MaxExecsPerSandbox >= 0, "MaxExecs", "cannot be negative")
 	check(c.DefaultTimeout >= 0 && c.MaxTimeout >= 0 && c.StartDeadline >= 0 && c.ToolboxGrace >= 0, "DefaultTimeout, MaxTimeout, StartDeadline, ToolboxGrace", "cannot be negative")
 	check(c.MaxTimeout == 0 || c.DefaultTimeout <= c.MaxTimeout, "DefaultTimeout", "cannot be over MaxTimeout")
+	errs = append(errs, c.Quotas.Validate())
 	check(c.OutputMemory >= 1<<20, "OutputMemory", "must be at least 1 MiB")
 	return errors.Join(errs...)
 }
@@ -121,6 +127,7 @@ type App struct {
 	ownsNC   bool
 	log      *jslog.Log
 	runner   *runner.Runner
+	shares   *quota.Shares
 	files    *files.Server
 	settler  *settle.Settler
 	receipts *receipt.Projection
@@ -214,6 +221,14 @@ func (a *App) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketExec, err)
 	}
+	// Replicas in front of one cluster have one worker's name.
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("read the host's name: %w", err)
+	}
+	if a.shares, err = quota.NewShares(ctx, a.deps.JS, a.cfg.Worker+"@"+host, log); err != nil {
+		return err
+	}
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
 	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope)}
@@ -223,7 +238,7 @@ func (a *App) build(ctx context.Context) error {
 		OutputLimit: a.cfg.OutputLimit, ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
-		Loaded: a.locator.Note,
+		Loaded: a.locator.Note, Quotas: quota.NewBook(a.log, a.cfg.Quotas), Shares: a.shares,
 	})
 	return nil
 }
@@ -248,6 +263,7 @@ func (a *App) Run(ctx context.Context) error {
 		if err := a.runner.Resume(ctx); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("resume execs: %w", err)
 		}
+		g.Go(func() error { return a.shares.Run(ctx) })
 		return worker.Run(ctx, a.deps.JS, worker.Config{
 			Service: "exec", Stream: topology.StreamCommands, Consumer: topology.ConsumerExec(a.cfg.Worker), Lanes: lanes,
 			Log: a.deps.Log, Registerer: a.deps.Registry, MaxAttempts: commandAttempts,

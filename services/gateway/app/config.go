@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -52,6 +53,8 @@ type Config struct {
 	// Probe is after how long a connection on which nothing comes in is asked whether its client is still there: 15 s; ProbeTimeout how
 	// long the answer may take: 10 s. Then the calls on it end as if the client had hung up. At least 1 s each.
 	Probe, ProbeTimeout time.Duration
+	// Quotas of tenants that have none of their own, as lifecycle and exec have them: only for who asks.
+	Quotas tenant.Quotas
 	// Drain is how long open calls may go on after a stop: 5 s. Then they are cut; their execs go on.
 	Drain time.Duration
 }
@@ -109,6 +112,7 @@ func (c Config) Validate() error {
 	if !subject.ValidTenant(c.DevelopmentTenant) {
 		errs = append(errs, fmt.Errorf("development-tenant: %q must be 1 to 64 of A-Z a-z 0-9 _ -", c.DevelopmentTenant))
 	}
+	errs = append(errs, c.Quotas.Validate())
 	if c.SealKeyFile == "" {
 		errs = append(errs, errors.New("seal-key-file: is needed"))
 	}
@@ -159,5 +163,6 @@ func (c Config) limits() usecase.Limits {
 		WorkspaceBytes: c.WorkspaceBytes, MaxWorkspaceBytes: c.MaxWorkspaceBytes, MaxCPUMillis: c.MaxCPUMillis, MaxMemoryBytes: c.MaxMemoryBytes,
 		Runtime: c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
 		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace, Heartbeat: c.Heartbeat,
+		Quotas: c.Quotas,
 	}
 }

@@ -258,6 +258,7 @@ func TestHTTPQuotaIsToldWithATimeToRetry(t *testing.T) {
 	a := w.send("POST", "/sandbox/create", `{"image":"refused"}`)
 	e := a.problem(t, 429, "quota")
 	require.Contains(t, e["message"], "quota of sandboxes")
+	require.Equal(t, "sandboxes", e["quota"])
 	require.NotEmpty(t, a.header.Get("Retry-After"))
 	box := w.box()
 	b := w.send("POST", "/sandbox/"+box+"/execute", `{"command":["refused"]}`)

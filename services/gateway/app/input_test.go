@@ -67,6 +67,7 @@ var inputs = map[string]rules{
 	"CancelExec":  {needed: []string{"exec_id"}, unknown: map[string]outcome{"sandbox_id": noExec, "exec_id": noExec}},
 	"GetExec":     {needed: []string{"exec_id"}, unknown: map[string]outcome{"sandbox_id": noExec, "exec_id": noExec}},
 	"WatchEvents": {unknown: map[string]outcome{"sandbox_id": noSandbox}, any: []string{"after_sequence"}},
+	"GetQuota":    {},
 	"ListUsage":   {unknown: map[string]outcome{"sandbox_id": fine, "exec_id": fine}}, // a filter finds nothing
 }
 

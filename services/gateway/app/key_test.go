@@ -96,6 +96,7 @@ func TestScopesOfKeys(t *testing.T) {
 		{"POST", "/sandbox/create", `{}`, tenant.Create},
 		{"GET", "/sandbox", "", tenant.Inspect},
 		{"GET", "/sandboxes", "", tenant.Inspect},
+		{"GET", "/quota", "", tenant.Inspect},
 		{"GET", "/sandbox/" + box, "", tenant.Inspect},
 		{"GET", "/sandbox/" + box + "/status", "", tenant.Inspect},
 		{"POST", "/sandbox/" + box + "/execute", `{"command":["true"]}`, tenant.Execute},
@@ -125,7 +126,7 @@ func TestScopesOfKeys(t *testing.T) {
 		"CreateSandbox": tenant.Create, "DestroySandbox": tenant.Stop, "DescribeSandbox": tenant.Inspect, "ExecCommand": tenant.Execute,
 		"ReadFile": tenant.Files, "WriteFile": tenant.Files, "ListFiles": tenant.Files, "ListSandboxes": tenant.Inspect,
 		"AttachExec": tenant.Execute | tenant.Inspect, "CancelExec": tenant.Execute, "GetExec": tenant.Execute | tenant.Inspect,
-		"WatchEvents": tenant.Inspect, "ListUsage": tenant.Inspect,
+		"WatchEvents": tenant.Inspect, "ListUsage": tenant.Inspect, "GetQuota": tenant.Inspect,
 	}
 	answerUsage(w.world)
 	fields := map[string]string{"image": "python", "command": "true", "path": "f", "sandbox_id": box, "exec_id": id}

@@ -175,7 +175,7 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 		}
 	}
 	if req.GetImage() == "refused" {
-		return fault.New(fault.ResourceExhausted, fault.ReasonQuota, "the quota of sandboxes is used up")
+		return fault.New(fault.ResourceExhausted, fault.ReasonQuota, "the quota of sandboxes is used up").WithQuota("sandboxes")
 	}
 	err := do(c.GetCommandId(), sandbox.Create{
 		CommandID: c.GetCommandId(), At: time.Now(), SandboxID: c.GetSandboxId(), SessionID: req.GetSessionId(), OrgID: req.GetOrgId(),

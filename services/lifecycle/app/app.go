@@ -143,7 +143,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 			return nil, err
 		}
 		a.scheduler, err = scheduler.New(ctx, scheduler.Config{
-			MaxPerTenant: cfg.MaxPerTenant, StartDeadline: cfg.StartDeadline, WorkerWait: cfg.WorkerWait, Limits: cfg.limits(),
+			Quotas: cfg.quotas(), StartDeadline: cfg.StartDeadline, WorkerWait: cfg.WorkerWait, Limits: cfg.limits(),
 		}, d.NC, js, d.Events, places, a.workers, a.log, d.Now)
 		if err != nil {
 			return nil, err

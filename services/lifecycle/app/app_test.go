@@ -18,9 +18,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	quotas "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -154,6 +156,10 @@ func (w *world) empty(id, step string) {
 	require.NoError(w.t, err)
 	require.Len(w.t, h.Events, 1, step)
 	require.Empty(w.t, w.places("worker."+natstest.Worker), step)
+	used, err := quota.Used(w.t.Context(), w.f.JS, tenant)
+	require.NoError(w.t, err)
+	require.Zero(w.t, used[quotas.Sandboxes], step)
+	require.Zero(w.t, used[quotas.Memory], step)
 }
 
 func count(all []string, s string) int {
@@ -207,13 +213,20 @@ func (w *world) each(all []string, do func(id string)) {
 	wg.Wait()
 }
 
+func quotaOf(name quotas.Quota, limit uint64) func(*app.Config) {
+	return func(c *app.Config) { c.Quotas = quotas.Quotas{name: limit} }
+}
+
 func TestLimitsAreExactAlsoInParallelAndOnTwoSchedulers(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*app.Config)
 		names  []string
 	}{
-		"of a tenant": {func(c *app.Config) { c.MaxPerTenant = 7 }, []string{"acme", "7", "max_sandboxes_per_tenant"}},
-		"of a worker": {func(c *app.Config) { c.MaxSandboxes = 7 }, []string{"7", "max_sandboxes"}},
+		"of a tenant":    {func(c *app.Config) { c.MaxPerTenant = 7 }, []string{"acme", "7", "quota sandboxes"}},
+		"its cores":      {quotaOf(quotas.CPU, 7500), []string{"acme", "7500", "quota cpu_millis"}},
+		"its memory":     {quotaOf(quotas.Memory, 8<<30-1), []string{"quota memory_bytes"}},
+		"its workspaces": {quotaOf(quotas.Workspace, 7*5<<30), []string{"quota workspace_bytes"}},
+		"of a worker":    {func(c *app.Config) { c.MaxSandboxes = 7 }, []string{"7", "max_sandboxes"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -6,7 +6,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/scheduler"
 )
@@ -39,8 +41,11 @@ type Config struct {
 	Kube       KubeConfig
 	// Warm is how many sandboxes are kept ready: none.
 	Warm WarmConfig
-	// MaxSandboxes on this worker: 200, at most 1,500. MaxPerTenant over all workers: no limit.
-	MaxSandboxes, MaxPerTenant int
+	// MaxSandboxes on this worker: 200, at most 1,500.
+	MaxSandboxes int
+	// Quotas of tenants that have none of their own; without any nothing is bounded. MaxPerTenant is another way to say that of sandboxes.
+	Quotas       tenant.Quotas
+	MaxPerTenant int
 	// StartDeadline is how long a create may take, from its request on, pulling its image included: 5 min.
 	StartDeadline time.Duration
 	// KeepWorkspace is how long the workspace of a destroyed sandbox stays: 24 h.
@@ -142,7 +147,8 @@ func (c Config) Validate() error {
 		check(c.SealKeyFile != "", "seal key file: must be set for the worker role")
 	}
 	check(c.MaxSandboxes > 0 && c.MaxSandboxes <= scheduler.MaxPlaces, "max sandboxes: %d is not between 1 and %d", c.MaxSandboxes, scheduler.MaxPlaces)
-	check(c.MaxPerTenant >= 0 && c.MaxPerTenant <= scheduler.MaxPlaces, "max sandboxes per tenant: %d is not between 0 and %d", c.MaxPerTenant, scheduler.MaxPlaces)
+	check(c.MaxPerTenant >= 0 && c.MaxPerTenant <= quota.MaxSandboxes, "max sandboxes per tenant: %d is not between 0 and %d", c.MaxPerTenant, quota.MaxSandboxes)
+	errs = append(errs, c.Quotas.Validate())
 	for name, d := range map[string]time.Duration{
 		"start deadline": c.StartDeadline, "keep workspace": c.KeepWorkspace, "orphan grace": c.OrphanGrace, "end timeout": c.EndTimeout,
 		"heartbeat interval": c.HeartbeatEvery, "reconcile interval": c.ReconcileEvery, "sample interval": c.SampleEvery,
@@ -159,6 +165,13 @@ func (c Config) Validate() error {
 	check(c.WorkspaceBytes <= c.MaxWorkspaceBytes && c.WorkspaceBytes >= minWorkspaceBytes, "workspace: the default is not between 16 MiB and the maximum")
 	check(c.MaxRuntime < math.MaxInt64/2, "runtime: the maximum is too long")
 	return errors.Join(errs...)
+}
+
+func (c Config) quotas() tenant.Quotas {
+	if c.MaxPerTenant == 0 {
+		return c.Quotas
+	}
+	return c.Quotas.Over(tenant.Quotas{tenant.Sandboxes: uint64(c.MaxPerTenant)}) //nolint:gosec // checked to be positive
 }
 
 func (c Config) limits() scheduler.Limits {

@@ -63,6 +63,7 @@ type Root struct {
 	Tenant   Tenant   `cmd:"" group:"Operation" help:"Look after tenants."`
 	Key      Key      `cmd:"" group:"Operation" help:"Look after tenants' API keys."`
 	Webhook  Webhook  `cmd:"" group:"Operation" help:"Have events of tenants sent to URLs."`
+	Quota    Quota    `cmd:"" group:"Operation" help:"Look after what tenants may use at once."`
 	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
 	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
 	Secrets  Secrets  `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`

@@ -21,6 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/natsserver"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	exec "github.com/sandtrail/sandtrail/services/exec/app"
 	gateway "github.com/sandtrail/sandtrail/services/gateway/app"
@@ -212,7 +213,9 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 	if err != nil {
 		return err
 	}
-	edge, err := gateway.New(ctx, gateway.Config{GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, RequireKeys: u.RequireKeys, SealKeyFile: s.sealKey()}, gateway.Deps{
+	edge, err := gateway.New(ctx, gateway.Config{
+		GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, RequireKeys: u.RequireKeys, SealKeyFile: s.sealKey(), Quotas: tenant.ParseQuotas(u.Quota),
+	}, gateway.Deps{
 		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry, Tracer: s.tracer("gateway"),
 		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }}, Version: version.Version,
 	})
@@ -269,7 +272,9 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group, u *Up) error {
 		}
 		conns[name] = nc
 	}
-	life, err := lifecycle.New(ctx, s.lifecycleConfig(), lifecycle.Deps{
+	config := s.lifecycleConfig()
+	config.Quotas = tenant.ParseQuotas(u.Quota)
+	life, err := lifecycle.New(ctx, config, lifecycle.Deps{
 		NC: conns["lifecycle"], Log: s.log("lifecycle"), Registry: s.tel.Registry, Tracer: s.tracer("lifecycle"), Topology: s.topology,
 	})
 	if err != nil {
@@ -279,7 +284,7 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group, u *Up) error {
 	if err != nil {
 		return err
 	}
-	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey()}, exec.Deps{
+	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey(), Quotas: tenant.ParseQuotas(u.Quota)}, exec.Deps{
 		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.tel.Registry, Tracer: s.tracer("exec"), Topology: s.topology,
 	})
 	if err != nil {

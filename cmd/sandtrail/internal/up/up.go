@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 )
 
 // Stack are the settings that `up` and `down` share.
@@ -32,13 +33,14 @@ type Stack struct {
 // Up is `sandtrail up`.
 type Up struct {
 	Stack
-	GRPC           string `name:"grpc" default:"127.0.0.1:50051" placeholder:"ADDR" help:"Address of the gRPC API. Without API keys it must be a loopback address."`
-	HTTP           string `name:"http" default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the HTTP API, health and metrics. Without API keys it must be a loopback address."`
-	NATS           string `name:"nats" default:"127.0.0.1:4222" placeholder:"ADDR" help:"Loopback address of the embedded NATS server, for the nats CLI."`
-	KeysFile       string `placeholder:"FILE" help:"API keys; without them anybody on this host is let in (development mode)." type:"path"`
-	RequireKeys    bool   `help:"No development mode: every call needs an API key, of the file or of the log (sandtrail key create)."`
-	WebhookPrivate bool   `help:"Allow webhooks at addresses that are not public, and plain HTTP."`
-	PrepareOnly    bool   `help:"Get what is missing and end."`
+	GRPC           string            `name:"grpc" default:"127.0.0.1:50051" placeholder:"ADDR" help:"Address of the gRPC API. Without API keys it must be a loopback address."`
+	HTTP           string            `name:"http" default:"127.0.0.1:8080" placeholder:"ADDR" help:"Address of the HTTP API, health and metrics. Without API keys it must be a loopback address."`
+	NATS           string            `name:"nats" default:"127.0.0.1:4222" placeholder:"ADDR" help:"Loopback address of the embedded NATS server, for the nats CLI."`
+	KeysFile       string            `placeholder:"FILE" help:"API keys; without them anybody on this host is let in (development mode)." type:"path"`
+	RequireKeys    bool              `help:"No development mode: every call needs an API key, of the file or of the log (sandtrail key create)."`
+	WebhookPrivate bool              `help:"Allow webhooks at addresses that are not public, and plain HTTP."`
+	Quota          map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own, such as sandboxes=20 or creates_per_minute=60; may be repeated."`
+	PrepareOnly    bool              `help:"Get what is missing and end."`
 }
 
 // Addresses are where a running `up` can be reached; it writes them to STATE/up.json.
@@ -61,6 +63,9 @@ func (u *Up) Run() error {
 
 func (u *Up) run(ctx context.Context, out, logs io.Writer) error {
 	go paceCollector(ctx)
+	if err := tenant.ParseQuotas(u.Quota).Validate(); err != nil {
+		return err
+	}
 	if u.PrepareOnly {
 		return u.prepareOnly(ctx, out, logs)
 	}

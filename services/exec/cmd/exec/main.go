@@ -11,23 +11,25 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/exec/app"
 )
 
 type flags struct {
 	chassis.Flags
-	State              string        `name:"state" help:"State directory that holds this worker's sandboxes that have keepers."`
-	AgentCert          string        `help:"File with the certificate by which sandboxes' agents know this service."`
-	AgentKey           string        `help:"File with its key."`
-	Worker             string        `name:"worker" default:"local" help:"Name of this worker."`
-	SealKeyFile        string        `required:"" help:"File with the key that opens environments and standard inputs."`
-	MaxExecs           int           `default:"256" help:"Most commands at once on this worker."`
-	MaxExecsPerSandbox int           `default:"32" help:"Most commands at once in one sandbox."`
-	DefaultTimeout     time.Duration `default:"1h" help:"Timeout of a command that asks for none."`
-	MaxTimeout         time.Duration `default:"24h" help:"Longest timeout that may be asked for."`
-	OutputLimit        uint64        `default:"1073741824" help:"Bytes of each output stream of a command that are recorded as they come."`
-	FloodRate          int64         `help:"Bytes a second that all sandboxes which flood with output may write together while others work; 8 MiB for each CPU if not set, below 0 without a bound."`
-	StartDeadline      time.Duration `default:"10m" help:"How long a command waits for its sandbox to become ready."`
+	State              string            `name:"state" help:"State directory that holds this worker's sandboxes that have keepers."`
+	AgentCert          string            `help:"File with the certificate by which sandboxes' agents know this service."`
+	AgentKey           string            `help:"File with its key."`
+	Worker             string            `name:"worker" default:"local" help:"Name of this worker."`
+	SealKeyFile        string            `required:"" help:"File with the key that opens environments and standard inputs."`
+	MaxExecs           int               `default:"256" help:"Most commands at once on this worker."`
+	MaxExecsPerSandbox int               `default:"32" help:"Most commands at once in one sandbox."`
+	DefaultTimeout     time.Duration     `default:"1h" help:"Timeout of a command that asks for none."`
+	MaxTimeout         time.Duration     `default:"24h" help:"Longest timeout that may be asked for."`
+	OutputLimit        uint64            `default:"1073741824" help:"Bytes of each output stream of a command that are recorded as they come."`
+	FloodRate          int64             `help:"Bytes a second that all sandboxes which flood with output may write together while others work; 8 MiB for each CPU if not set, below 0 without a bound."`
+	Quota              map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own: execs and output_bytes count here. Give gateway, lifecycle and exec the same."`
+	StartDeadline      time.Duration     `default:"10m" help:"How long a command waits for its sandbox to become ready."`
 }
 
 func (f *flags) config() app.Config {
@@ -35,6 +37,7 @@ func (f *flags) config() app.Config {
 		StateDir: f.State, AgentCert: f.AgentCert, AgentKey: f.AgentKey, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
 		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
 		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit, FloodRate: f.FloodRate,
+		Quotas: tenant.ParseQuotas(f.Quota),
 	}
 }
 

@@ -16,9 +16,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	tenants "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
@@ -40,7 +42,7 @@ func (r *Runner) Handle(ctx context.Context, m worker.Message) error {
 	}
 	switch c := cmd.GetCommand().(type) {
 	case *commandsv1.ExecCommand_Start:
-		return r.handleStart(ctx, agg, cmd)
+		return r.handleStart(ctx, agg, cmd, m.Attempt)
 	case *commandsv1.ExecCommand_Cancel:
 		ctx, span := r.tracer.Start(ctx, "exec.cancel", trace.WithSpanKind(trace.SpanKindConsumer))
 		defer span.End()
@@ -51,15 +53,29 @@ func (r *Runner) Handle(ctx context.Context, m worker.Message) error {
 	}
 }
 
-func (r *Runner) handleStart(ctx context.Context, agg subject.Aggregate, cmd *commandsv1.ExecCommand) error {
-	if err := r.check(cmd.GetStart()); err != nil {
+func (r *Runner) handleStart(ctx context.Context, agg subject.Aggregate, cmd *commandsv1.ExecCommand, attempt int) error {
+	quotas, err := r.quotas(ctx, agg.Tenant)
+	if err == nil {
+		err = r.check(agg.Tenant, quotas, cmd.GetStart())
+	}
+	if err != nil {
 		return r.answer(ctx, cmd, 0, err)
 	}
 	r.deps.Relay.Begin(agg.Sandbox)
 	began := time.Now()
-	x, fresh, err := r.open(agg, cmd.GetCommandId(), false)
+	free, err := r.take(ctx, agg, quotas, attempt)
 	if err != nil {
 		return r.answer(ctx, cmd, 0, err)
+	}
+	x, fresh, err := r.open(agg, cmd.GetCommandId(), false)
+	if err != nil {
+		free()
+		return r.answer(ctx, cmd, 0, err)
+	}
+	if fresh {
+		x.free = free
+	} else {
+		free()
 	}
 	switch {
 	case fresh:
@@ -115,7 +131,7 @@ func (x *run) awaitBegun(ctx context.Context, began time.Time) error {
 }
 
 // check refuses what must never run and fills in the limits that were not asked for, so that the log has those that hold.
-func (r *Runner) check(c *commandsv1.StartExec) error {
+func (r *Runner) check(id string, quotas tenants.Quotas, c *commandsv1.StartExec) error {
 	spec := c.GetSpec()
 	if spec.GetCommand() == "" {
 		return fault.New(fault.InvalidArgument, fault.ReasonValidation, "a command is needed").
@@ -137,7 +153,13 @@ func (r *Runner) check(c *commandsv1.StartExec) error {
 		return fault.Newf(fault.InvalidArgument, fault.ReasonValidation, "the limit of output is over the maximum of %d bytes", r.cfg.OutputLimit).
 			WithFields(map[string]string{"output_limit_bytes": "at most " + strconv.FormatUint(r.cfg.OutputLimit, 10)})
 	}
-	if spec.GetOutputLimitBytes() == 0 {
+	limit, bounded := quotas.Limit(tenants.Output)
+	switch asked := spec.GetOutputLimitBytes(); {
+	case bounded && asked > limit:
+		return quota.Exceeded(id, tenants.Output, limit, 0, asked, 0)
+	case bounded && asked == 0:
+		spec.OutputLimitBytes = max(1, min(limit, r.cfg.OutputLimit))
+	case asked == 0:
 		spec.OutputLimitBytes = r.cfg.OutputLimit
 	}
 	return nil

@@ -81,6 +81,10 @@ func (r *Runner) resumeSandbox(ctx context.Context, id string) error {
 			return err
 		}
 		if fresh {
+			if r.deps.Shares != nil {
+				r.deps.Shares.Add(agg.Tenant)
+				x.free = func() { r.deps.Shares.Free(agg.Tenant) }
+			}
 			// Its trace goes on where the event that began it left off.
 			go x.supervise(telemetry.Continue(context.WithoutCancel(ctx), h.Events[0].Meta), nil)
 		}

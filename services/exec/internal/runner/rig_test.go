@@ -21,6 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -46,6 +47,9 @@ type rig struct {
 	logs  *lockedBuffer
 	// log of services, where it is not the plain one.
 	wrap func(Log) Log
+	// quotas and shares of services; nil: nothing is bounded.
+	quotas held
+	shares *quota.Shares
 }
 
 type lockedBuffer struct {
@@ -126,7 +130,7 @@ func (r *rig) service(change func(*Config)) *service {
 	}
 	run := New(r.t.Context(), cfg, Deps{
 		NC: nc, JS: js, Log: log, Relay: out, Key: r.key,
-		Toolbox: toolboxes.Client, Alive: toolboxes.Alive,
+		Toolbox: toolboxes.Client, Alive: toolboxes.Alive, Quotas: r.quotas, Shares: r.shares,
 		Sandboxes: func(context.Context) ([]string, error) { return []string{r.box}, nil },
 	})
 	ctx, cancel := context.WithCancel(r.t.Context())

@@ -28,6 +28,8 @@ type run struct {
 	agg       subject.Aggregate
 	commandID string
 	out       relay.Exec
+	// free gives its tenant's quota back.
+	free func()
 
 	// accepted is closed with seq and refused set; waits when the sandbox must become ready first; begun when the toolbox has
 	// the program or the exec is over; done when nobody supervises it here any more.
@@ -50,7 +52,7 @@ type run struct {
 
 func newRun(r *Runner, agg subject.Aggregate, commandID string) *run {
 	x := &run{
-		r: r, agg: agg, commandID: commandID,
+		r: r, agg: agg, commandID: commandID, free: func() {},
 		out:      relay.Exec{ID: agg.ID, Subject: subject.Output(agg.Tenant, agg.Sandbox, agg.ID), Sandbox: agg.Sandbox},
 		accepted: make(chan struct{}), waits: make(chan struct{}), begun: make(chan struct{}), done: make(chan struct{}),
 		wake: make(chan struct{}, 1), offers: make(chan *commandsv1.ExecCommand, 1),

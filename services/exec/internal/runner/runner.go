@@ -19,9 +19,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	tenants "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
@@ -110,6 +112,11 @@ type Deps struct {
 	Alive func(sandbox string) bool
 	// Sandboxes lists the sandboxes that have a toolbox on this worker; more do no harm.
 	Sandboxes func(ctx context.Context) ([]string, error)
+	// Quotas says what tenants may use; nil: nothing is bounded. Shares counts their execs then.
+	Quotas interface {
+		Of(ctx context.Context, tenant string) (tenants.Quotas, error)
+	}
+	Shares *quota.Shares
 	// Loaded is told of each sandbox that was read from the log; nil: nobody.
 	Loaded func(sandbox.Sandbox)
 }
@@ -157,6 +164,38 @@ func (r *Runner) Close() {
 var errFull = fault.New(fault.ResourceExhausted, fault.ReasonTooManyExecs,
 	"too many commands run at once").WithRetry(time.Second)
 
+// take counts an exec that may be new against its tenant's quota; free gives that back, unless a run keeps it. An exec that runs here is
+// counted already, and one that an earlier delivery has recorded is never refused.
+func (r *Runner) take(ctx context.Context, agg subject.Aggregate, quotas tenants.Quotas, attempt int) (free func(), err error) {
+	free = func() {}
+	if r.deps.Shares == nil || r.find(agg.ID) != nil {
+		return free, nil
+	}
+	err = r.deps.Shares.Take(ctx, agg.Tenant, quotas)
+	if fault.Is(err, fault.ReasonQuota) && attempt > 1 {
+		last, lerr := r.deps.Log.LastSeq(ctx, agg)
+		switch {
+		case lerr != nil:
+			return free, lerr
+		case last > 0:
+			r.deps.Shares.Add(agg.Tenant)
+			err = nil
+		}
+	}
+	if err != nil {
+		return free, err
+	}
+	return func() { r.deps.Shares.Free(agg.Tenant) }, nil
+}
+
+// quotas are those of a tenant.
+func (r *Runner) quotas(ctx context.Context, id string) (tenants.Quotas, error) {
+	if r.deps.Quotas == nil {
+		return nil, nil
+	}
+	return r.deps.Quotas.Of(ctx, id)
+}
+
 // open returns the run of an exec, and whether this call made it, in which case go supervise must follow. A run found again
 // after a restart counts in the bounds but is not refused by them.
 func (r *Runner) open(agg subject.Aggregate, commandID string, resumed bool) (*run, bool, error) {
@@ -194,6 +233,7 @@ func (r *Runner) release(x *run) {
 	}
 	r.mu.Unlock()
 	r.metrics.running.Dec()
+	x.free()
 	close(x.done)
 	r.wg.Done()
 }

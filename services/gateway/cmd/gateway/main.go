@@ -10,24 +10,26 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/sandtrail/sandtrail/libs/chassis"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/gateway/app"
 )
 
 type flags struct {
 	chassis.Flags
-	GRPC        string   `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
-	HTTP        string   `name:"http" default:"127.0.0.1:8080" help:"Address of the HTTP API."`
-	KeysFile    string   `help:"File with API keys, beside those in the log; without one anybody on this host is let in (development mode)."`
-	RequireKeys bool     `help:"No development mode: every call needs a key, of the file or the log."`
-	Image       string   `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" help:"Image of a sandbox whose request over HTTP names none."`
-	CORSOrigins []string `name:"cors-origins" placeholder:"ORIGIN" help:"Origins that browsers may call the HTTP API from."`
-	SealKeyFile string   `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
+	GRPC        string            `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
+	HTTP        string            `name:"http" default:"127.0.0.1:8080" help:"Address of the HTTP API."`
+	KeysFile    string            `help:"File with API keys, beside those in the log; without one anybody on this host is let in (development mode)."`
+	RequireKeys bool              `help:"No development mode: every call needs a key, of the file or the log."`
+	Image       string            `default:"ghcr.io/paper-board/sandbox-python:v0.1.0" help:"Image of a sandbox whose request over HTTP names none."`
+	CORSOrigins []string          `name:"cors-origins" placeholder:"ORIGIN" help:"Origins that browsers may call the HTTP API from."`
+	Quota       map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own, for who asks. Give gateway, lifecycle and exec the same."`
+	SealKeyFile string            `required:"" help:"File with the key that encrypts secrets on their way to a worker."`
 }
 
 func (f *flags) config() app.Config {
 	return app.Config{
 		GRPC: f.GRPC, HTTP: f.HTTP, Ops: f.Ops, KeysFile: f.KeysFile, RequireKeys: f.RequireKeys, SealKeyFile: f.SealKeyFile,
-		Image: f.Image, CORSOrigins: f.CORSOrigins,
+		Image: f.Image, CORSOrigins: f.CORSOrigins, Quotas: tenant.ParseQuotas(f.Quota),
 	}
 }
 

@@ -26,7 +26,7 @@ type codec struct{ encoding.CodecV2 }
 
 func (c codec) Unmarshal(b mem.BufferSlice, v any) error {
 	m, ok := v.(proto.Message)
-	if !ok || m.ProtoReflect().Descriptor().ParentFile() != computev1.File_compute_v1_compute_proto {
+	if !ok || m.ProtoReflect().Descriptor().ParentFile().Package() != computev1.File_compute_v1_compute_proto.Package() {
 		return c.CodecV2.Unmarshal(b, v)
 	}
 	var mark []byte

@@ -125,6 +125,10 @@ var routes = []route{
 		answers: map[int]any{http.StatusOK: fileList{}}, errors: []int{http.StatusNotFound, http.StatusConflict},
 	},
 	{
+		method: http.MethodGet, path: "/quota", id: "quota", about: "What the tenant may use at once, and what of it is in use.",
+		scopes: tenant.Inspect, do: (*call).quota, answers: map[int]any{http.StatusOK: quotas{}},
+	},
+	{
 		method: http.MethodGet, path: "/openapi.json", id: "document", about: "This document.", open: true, do: (*call).document,
 		answers: map[int]any{http.StatusOK: map[string]any{}},
 	},

@@ -19,9 +19,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
@@ -58,6 +60,8 @@ type Limits struct {
 	DisconnectGrace time.Duration
 	// Heartbeat is the longest silence on a stream.
 	Heartbeat time.Duration
+	// Quotas of tenants that have none of their own, for who asks: lifecycle and exec hold everybody to them.
+	Quotas scopes.Quotas
 }
 
 // UseCases is the gateway's behaviour.
@@ -78,6 +82,7 @@ type UseCases struct {
 	tenants map[string]subject.Aggregate
 	hints   hints
 	seen    seen
+	quotas  *quota.Book
 	// memory is what all streams of events and output hold together.
 	memory *stored.Memory
 }
@@ -89,7 +94,7 @@ const streamMemory = 64 << 20
 func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
 	u := &UseCases{
 		nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{},
-		memory: stored.NewMemory(streamMemory),
+		quotas: quota.NewBook(log, limits.Quotas), memory: stored.NewMemory(streamMemory),
 	}
 	u.hints.ready = map[subject.Aggregate]hint{}
 	u.seen.upTo = map[subject.Aggregate]uint64{}

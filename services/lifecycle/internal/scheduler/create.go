@@ -14,6 +14,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -71,7 +72,7 @@ func (s *Scheduler) accept(
 			return sandbox.Sandbox{}, err
 		}
 	}
-	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, wish{region: c.GetRegion(), worker: c.GetWorker()})
+	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, workspace.GetSizeBytes(), wish{region: c.GetRegion(), worker: c.GetWorker()})
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -102,7 +103,7 @@ func (s *Scheduler) accept(
 	if err != nil {
 		// Only a definite refusal frees the places: where the log did not answer, the request may be recorded.
 		if final(err) {
-			if freed := s.places.Release(ctx, cmd.GetTenantId(), placement.GetWorker(), cmd.GetSandboxId()); freed != nil {
+			if freed := s.places.Undo(ctx, cmd.GetTenantId(), placement.GetWorker(), cmd.GetSandboxId()); freed != nil {
 				s.log.Warn("places of a refused sandbox stay taken until the next sweep", "sandbox", cmd.GetSandboxId(), "error", freed)
 			}
 		}
@@ -141,8 +142,10 @@ func (w wish) String() string {
 	return fmt.Sprintf("region %.64q", w.region)
 }
 
-// place chooses the worker with the fewest sandboxes among those that fit and takes the tenant's and the worker's place.
-func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *eventsv1.Limits, where wish) (*eventsv1.Placement, error) {
+// place takes the tenant's quota and chooses the worker with the fewest sandboxes among those that fit, of which it takes a place.
+func (s *Scheduler) place(
+	ctx context.Context, tenant, id string, limits *eventsv1.Limits, workspace uint64, where wish,
+) (*eventsv1.Placement, error) {
 	fresh, err := s.awaitWorkers(ctx)
 	if err != nil {
 		return nil, err
@@ -159,14 +162,23 @@ func (s *Scheduler) place(ctx context.Context, tenant, id string, limits *events
 		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonNoWorker,
 			"none of the %d workers is large enough for %d millicores and %d bytes of memory", len(fresh), limits.GetCpuMillis(), limits.GetMemoryBytes())
 	}
-	if err := s.takeOfTenant(ctx, tenant, id); err != nil {
+	quotas, err := s.quotas.Of(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.places.Quotas.Take(ctx, tenant, id, sizeOf(limits, workspace), quotas); err != nil {
 		return nil, err
 	}
 	placement, err := s.takeOfWorker(ctx, tenant, id, fit, len(fresh))
-	if err != nil && s.cfg.MaxPerTenant > 0 {
-		return nil, errors.Join(err, s.places.Free(ctx, OfTenant(tenant), id))
+	if err != nil {
+		return nil, errors.Join(err, s.places.Quotas.Undo(ctx, tenant, id))
 	}
 	return placement, err
+}
+
+// sizeOf is what a sandbox takes of its tenant's quotas.
+func sizeOf(l *eventsv1.Limits, workspace uint64) quota.Size {
+	return quota.Size{CPUMillis: uint64(l.GetCpuMillis()), MemoryBytes: l.GetMemoryBytes(), WorkspaceBytes: workspace}
 }
 
 // awaitWorkers returns those that were heard of lately. That there is none is a refusal for good, so it is said only after
@@ -195,20 +207,6 @@ func (s *Scheduler) awaitWorkers(ctx context.Context) ([]*commandsv1.WorkerStatu
 			return nil, fault.New(fault.Unavailable, fault.ReasonNoWorker, "no worker is running").WithRetry(5 * time.Second)
 		}
 	}
-}
-
-func (s *Scheduler) takeOfTenant(ctx context.Context, tenant, id string) error {
-	if s.cfg.MaxPerTenant == 0 {
-		return nil
-	}
-	err := s.places.Take(ctx, OfTenant(tenant), tenant, id, s.cfg.MaxPerTenant)
-	var full *FullError
-	if errors.As(err, &full) {
-		return fault.Newf(fault.ResourceExhausted, fault.ReasonQuota,
-			"tenant %s is at its limit of %d sandboxes (max_sandboxes_per_tenant); destroy one of them first: %s",
-			tenant, full.Limit, list(full.Holders, 5))
-	}
-	return err
 }
 
 func (s *Scheduler) takeOfWorker(ctx context.Context, tenant, id string, fit []*commandsv1.WorkerStatus, of int) (*eventsv1.Placement, error) {

@@ -2,39 +2,42 @@ package scheduler
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/sandtrail/sandtrail/libs/bucket"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
-// MaxPlaces bounds how many sandboxes one worker or tenant may be allowed, so that an entry stays below the bucket's 256 KiB.
+// MaxPlaces bounds how many sandboxes one worker may be allowed, so that an entry stays below the bucket's 256 KiB.
 const MaxPlaces = 1500
 
-// Places counts who takes up a place of a worker or of a tenant's quota. Each count is one entry of a bucket, changed by compare
-// and set: it is exact with any number of schedulers. What it holds can be rebuilt from the log.
+// Places counts who takes up a place of a worker, and beside it what tenants use of their quotas. Each count is one entry of a bucket,
+// changed by compare and set: it is exact with any number of schedulers. What it holds can be rebuilt from the log.
 type Places struct {
-	kv  jetstream.KeyValue
-	now func() time.Time
+	// Quotas count what tenants' sandboxes use.
+	Quotas *quota.Ledgers
 
-	mu    sync.Mutex
-	known map[string]*count
+	entries *bucket.Entries[holders]
+	now     func() time.Time
 }
 
-// count is what this process last saw of an entry. Its mutex makes callers here queue instead of losing races.
-type count struct {
-	mu       sync.Mutex
-	revision uint64
-	holders  map[string]Holder
-	fresh    bool
+// holders are the sandboxes that take up places, by their ids.
+type holders map[string]Holder
+
+// Clone shares nothing with h.
+func (h holders) Clone() holders {
+	if h == nil {
+		return holders{}
+	}
+	return maps.Clone(h)
 }
 
 // Holder is a sandbox that takes up a place.
@@ -44,40 +47,35 @@ type Holder struct {
 	Since int64 `json:"s"`
 }
 
-// FullError says who holds the places.
-type FullError struct {
-	Limit   int
-	Holders []string
-}
+// FullError says that a worker has no place left.
+type FullError struct{ Limit int }
 
 func (e *FullError) Error() string { return fmt.Sprintf("all %d places are taken", e.Limit) }
 
-// casAttempts bounds the races lost against other processes before the caller is told to try again.
-const casAttempts = 50
-
-// NewPlaces counts in the bucket place.
+// NewPlaces counts in the buckets of places and of quotas.
 func NewPlaces(ctx context.Context, js jetstream.JetStream, now func() time.Time) (*Places, error) {
-	kv, err := js.KeyValue(ctx, topology.BucketPlace)
+	entries, err := bucket.NewEntries[holders](ctx, js, topology.BucketPlace)
 	if err != nil {
-		return nil, fmt.Errorf("open the bucket of places: %w", err)
+		return nil, err
 	}
-	return &Places{kv: kv, now: now, known: map[string]*count{}}, nil
+	quotas, err := quota.NewLedgers(ctx, js, now)
+	if err != nil {
+		return nil, err
+	}
+	return &Places{Quotas: quotas, entries: entries, now: now}, nil
 }
 
-// OfWorker is the key of a worker's places, OfTenant that of a tenant's.
+// OfWorker is the key of a worker's places.
 func OfWorker(worker string) string { return "worker." + worker }
-
-// OfTenant is the key of a tenant's places.
-func OfTenant(tenant string) string { return "tenant." + tenant }
 
 // Take takes a place for a sandbox, or gives *FullError. A sandbox that has one already keeps it.
 func (p *Places) Take(ctx context.Context, key, tenant, id string, limit int) error {
-	return p.change(ctx, key, func(h map[string]Holder) (bool, error) {
+	return p.change(ctx, key, func(h holders) (bool, error) {
 		if _, ok := h[id]; ok {
 			return false, nil
 		}
 		if len(h) >= limit {
-			return false, &FullError{Limit: limit, Holders: slices.Sorted(maps.Keys(h))}
+			return false, &FullError{Limit: limit}
 		}
 		h[id] = Holder{Tenant: tenant, Since: p.now().Unix()}
 		return true, nil
@@ -86,16 +84,21 @@ func (p *Places) Take(ctx context.Context, key, tenant, id string, limit int) er
 
 // Free gives a place back. Without one nothing happens.
 func (p *Places) Free(ctx context.Context, key, id string) error {
-	return p.change(ctx, key, func(h map[string]Holder) (bool, error) {
+	return p.change(ctx, key, func(h holders) (bool, error) {
 		_, ok := h[id]
 		delete(h, id)
 		return ok, nil
 	})
 }
 
-// Release gives back every place of a sandbox of which nothing runs any more.
+// Release gives back all that a sandbox takes up of which nothing runs any more.
 func (p *Places) Release(ctx context.Context, tenant, worker, id string) error {
-	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Free(ctx, OfTenant(tenant), id))
+	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Quotas.Free(ctx, tenant, id))
+}
+
+// Undo is Release for one that never came to be.
+func (p *Places) Undo(ctx context.Context, tenant, worker, id string) error {
+	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Quotas.Undo(ctx, tenant, id))
 }
 
 // Used is how many places of a key are taken, as of this process's last look.
@@ -107,7 +110,7 @@ func (p *Places) Used(ctx context.Context, key string) (int, error) {
 // Holders reads who holds the places of a key.
 func (p *Places) Holders(ctx context.Context, key string) (map[string]Holder, error) {
 	var out map[string]Holder
-	err := p.change(ctx, key, func(h map[string]Holder) (bool, error) {
+	err := p.change(ctx, key, func(h holders) (bool, error) {
 		out = maps.Clone(h)
 		return false, nil
 	})
@@ -116,110 +119,24 @@ func (p *Places) Holders(ctx context.Context, key string) (map[string]Holder, er
 
 // Keys lists every key that was ever counted.
 func (p *Places) Keys(ctx context.Context) ([]string, error) {
-	l, err := p.kv.ListKeys(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list the places: %w", err)
-	}
-	defer func() { _ = l.Stop() }()
-	var keys []string
-	for k := range l.Keys() {
-		keys = append(keys, k)
-	}
-	return keys, nil
+	keys, err := p.entries.Keys(ctx)
+	slices.Sort(keys)
+	return keys, err
 }
 
-func (p *Places) count(key string) *count {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c, ok := p.known[key]
-	if !ok {
-		c = &count{}
-		p.known[key] = c
-	}
-	return c
-}
-
-// change applies f to the holders of a key until its result is stored. What f refuses or leaves alone is only believed when it
-// was decided on a fresh reading.
-func (p *Places) change(ctx context.Context, key string, f func(map[string]Holder) (bool, error)) error {
-	c := p.count(key)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.fresh = false
-	for range casAttempts {
-		if c.holders == nil {
-			if err := p.read(ctx, key, c); err != nil {
-				return unavailable(err)
-			}
-		}
-		next := maps.Clone(c.holders)
-		changed, err := f(next)
-		if (err != nil || !changed) && !c.fresh {
-			c.holders = nil
-			continue
-		}
-		if err == nil && !changed {
-			return nil
-		}
-		// A refusal is written too, unchanged: a reading from a replica may be old, only a write that succeeds proves it was not.
-		stored := p.write(ctx, key, c, next)
-		if stored == nil {
-			return err
-		}
-		c.holders = nil
-		if !lost(stored) {
-			return unavailable(stored)
-		}
-	}
-	return fault.New(fault.Unavailable, fault.ReasonConflict, "too many sandboxes are created at the same time").WithRetry(time.Second)
-}
-
-func (p *Places) read(ctx context.Context, key string, c *count) error {
-	e, err := p.kv.Get(ctx, key)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		c.holders, c.revision, c.fresh = map[string]Holder{}, 0, true
-		return nil
-	}
-	if err != nil {
+// change applies f to the holders of a key until its result is stored.
+func (p *Places) change(ctx context.Context, key string, f func(holders) (bool, error)) error {
+	err := p.entries.Change(ctx, key, func(h *holders) (bool, error) { return f(*h) })
+	var full *FullError
+	switch {
+	case err == nil, errors.As(err, &full):
 		return err
+	case errors.Is(err, bucket.ErrContended):
+		return fault.New(fault.Unavailable, fault.ReasonConflict, "too many sandboxes are created at the same time").WithRetry(time.Second).Because(err)
+	default:
+		return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the places cannot be counted now").Because(err).WithRetry(time.Second)
 	}
-	holders := map[string]Holder{}
-	if err := json.Unmarshal(e.Value(), &holders); err != nil {
-		return fmt.Errorf("read places of %s: %w", key, err)
-	}
-	c.holders, c.revision, c.fresh = holders, e.Revision(), true
-	return nil
 }
-
-func (p *Places) write(ctx context.Context, key string, c *count, next map[string]Holder) error {
-	data, err := json.Marshal(next)
-	if err != nil {
-		return err
-	}
-	var revision uint64
-	if c.revision == 0 {
-		revision, err = p.kv.Create(ctx, key, data)
-	} else {
-		revision, err = p.kv.Update(ctx, key, data, c.revision)
-	}
-	if err != nil {
-		return err
-	}
-	c.holders, c.revision = next, revision
-	return nil
-}
-
-// lost reports whether somebody else has changed the entry first.
-func lost(err error) bool {
-	var api *jetstream.APIError
-	if errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == wrongSequence) {
-		return true
-	}
-	return errors.Is(err, jetstream.ErrKeyExists)
-}
-
-// wrongSequence is the server's second code for a lost race, which replicated streams answer.
-const wrongSequence jetstream.ErrorCode = 10164
 
 func unavailable(err error) error {
 	return fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the places cannot be counted now").Because(err).WithRetry(time.Second)

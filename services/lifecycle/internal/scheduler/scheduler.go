@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,7 +15,9 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -25,8 +26,8 @@ import (
 
 // Config of the scheduler.
 type Config struct {
-	// MaxPerTenant sandboxes at once; 0 is no limit. Beyond it a create is refused with fault.ResourceExhausted.
-	MaxPerTenant int
+	// Quotas of tenants that have none of their own. Beyond one a create is refused with fault.ResourceExhausted.
+	Quotas tenant.Quotas
 	// StartDeadline is how long a create may take, from its request on.
 	StartDeadline time.Duration
 	// WorkerWait is how long a create waits for the first heartbeat of any worker before it is refused.
@@ -42,6 +43,7 @@ type Scheduler struct {
 	js      jetstream.JetStream
 	events  eventlog.Log
 	places  *Places
+	quotas  *quota.Book
 	workers *Workers
 	refused jetstream.KeyValue
 	now     func() time.Time
@@ -57,7 +59,8 @@ func New(
 		return nil, fmt.Errorf("open the bucket of idempotency keys: %w", err)
 	}
 	return &Scheduler{
-		cfg: cfg, log: log, nc: nc, js: js, events: events, places: places, workers: workers, refused: refused, now: now,
+		cfg: cfg, log: log, nc: nc, js: js, events: events, places: places, quotas: quota.NewBook(events, cfg.Quotas), workers: workers,
+		refused: refused, now: now,
 	}, nil
 }
 
@@ -154,11 +157,4 @@ func Send(ctx context.Context, js jetstream.JetStream, to string, cmd *commandsv
 			Because(fmt.Errorf("publish to worker %s: %w", to, err)).WithRetry(time.Second)
 	}
 	return nil
-}
-
-func list(s []string, most int) string {
-	if len(s) <= most {
-		return strings.Join(s, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(s[:most], ", "), len(s)-most)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,9 +20,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	quotas "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -66,7 +70,7 @@ func newDesk(t *testing.T, workers ...*commandsv1.WorkerStatus) *desk {
 func (d *desk) scheduler(known *scheduler.Workers, wait time.Duration) *scheduler.Scheduler {
 	d.t.Helper()
 	s, err := scheduler.New(d.t.Context(), scheduler.Config{
-		MaxPerTenant: 1, StartDeadline: time.Minute, WorkerWait: wait,
+		Quotas: quotas.Quotas{quotas.Sandboxes: 1}, StartDeadline: time.Minute, WorkerWait: wait,
 		Limits: scheduler.Limits{Default: &eventsv1.Limits{MemoryBytes: 1 << 20}, WorkspaceBytes: 1 << 30, MountPath: "/workspace"},
 	}, d.f.NC, d.f.JS, d.log, d.places, known, slog.New(slog.DiscardHandler), d.now)
 	require.NoError(d.t, err)
@@ -174,11 +178,12 @@ func (d *desk) patient(known *scheduler.Workers, id string, data []byte) <-chan 
 
 func (d *desk) requireNoPlaces() {
 	d.t.Helper()
-	for _, key := range []string{scheduler.OfTenant(tenant), scheduler.OfWorker(natstest.Worker)} {
-		holders, err := d.places.Holders(d.t.Context(), key)
-		require.NoError(d.t, err)
-		require.Empty(d.t, holders, "its places are free again")
-	}
+	holders, err := d.places.Holders(d.t.Context(), scheduler.OfWorker(natstest.Worker))
+	require.NoError(d.t, err)
+	require.Empty(d.t, holders, "its place is free again")
+	counted, err := d.places.Quotas.Holders(d.t.Context(), tenant)
+	require.NoError(d.t, err)
+	require.Empty(d.t, counted, "so is its tenant's quota")
 }
 
 // A delivery that stood still for as long as the sandbox lived takes no place for it.
@@ -259,9 +264,9 @@ func TestASandboxWhoseWorkerIsGoneFailsBehindItsStartDeadline(t *testing.T) {
 	d.at.Add(int64(time.Minute))
 	require.NoError(t, d.s.Sweep(t.Context(), live))
 	require.Equal(t, sandbox.Failed, d.state(id))
-	used, err := d.places.Used(t.Context(), scheduler.OfTenant(tenant))
+	used, err := d.places.Quotas.Holders(t.Context(), tenant)
 	require.NoError(t, err)
-	require.Zero(t, used)
+	require.Empty(t, used)
 }
 
 func TestASweepBringsPlacesInLineWithTheLog(t *testing.T) {
@@ -272,17 +277,19 @@ func TestASweepBringsPlacesInLineWithTheLog(t *testing.T) {
 	require.Nil(t, d.create(id, "c", 1).GetError())
 	key := scheduler.OfWorker(natstest.Worker)
 	require.NoError(t, d.places.Take(t.Context(), key, tenant, ghost, 10))
+	require.NoError(t, d.places.Quotas.Take(t.Context(), tenant, ghost, quota.Size{}, nil))
 	require.NoError(t, d.s.Sweep(t.Context(), live))
-	holders := func() map[string]scheduler.Holder {
+	holders := func() (of []string) {
 		h, err := d.places.Holders(t.Context(), key)
 		require.NoError(t, err)
-		return h
+		counted, err := d.places.Quotas.Holders(t.Context(), tenant)
+		require.NoError(t, err)
+		return slices.Concat(slices.Collect(maps.Keys(h)), slices.Collect(maps.Keys(counted)))
 	}
-	require.Contains(t, holders(), ghost, "it may be about to be recorded")
+	require.ElementsMatch(t, []string{id, ghost, id, ghost}, holders(), "it may be about to be recorded")
 	d.at.Add(int64(time.Hour))
 	require.NoError(t, d.s.Sweep(t.Context(), live))
-	require.NotContains(t, holders(), ghost)
-	require.Contains(t, holders(), id, "a place that the log confirms stays, with or without a view")
+	require.Equal(t, []string{id, id}, holders(), "what the log confirms stays, with or without a view")
 }
 
 func TestPlacesAreExactOverManyCounters(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -22,7 +23,7 @@ const settle = 10 * time.Minute
 // missing ones are taken, and a sandbox whose worker never began is failed behind its start deadline. Its cost grows with the
 // number of live sandboxes.
 func (s *Scheduler) Sweep(ctx context.Context, live *views.Set) error {
-	return errors.Join(s.sweepPlaces(ctx, live), s.sweepLive(ctx, live))
+	return errors.Join(s.sweepPlaces(ctx, live), s.sweepQuotas(ctx, live), s.sweepLive(ctx, live))
 }
 
 func (s *Scheduler) sweepPlaces(ctx context.Context, live *views.Set) error {
@@ -37,33 +38,68 @@ func (s *Scheduler) sweepPlaces(ctx context.Context, live *views.Set) error {
 			return err
 		}
 		for id, h := range holders {
-			if v, ok := live.Get(id); ok && v.GetState() != sandbox.Failed {
-				continue
-			}
-			errs = append(errs, s.doubt(ctx, key, id, h))
+			errs = append(errs, s.doubt(ctx, live, claim{
+				what: key, tenant: h.Tenant, sandbox: id, since: h.Since,
+				elsewhere: func(worker string) bool { return strings.HasPrefix(key, "worker.") && OfWorker(worker) != key },
+				free:      func() error { return s.places.Free(ctx, key, id) },
+			}))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// doubt gives a place back when the log says that nothing holds it.
-func (s *Scheduler) doubt(ctx context.Context, key, id string, h Holder) error {
-	sb, err := history.Current(ctx, s.events, h.Tenant, id)
+func (s *Scheduler) sweepQuotas(ctx context.Context, live *views.Set) error {
+	tenants, err := s.places.Quotas.Tenants(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, tenant := range tenants {
+		holders, err := s.places.Quotas.Holders(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		for id, h := range holders {
+			errs = append(errs, s.doubt(ctx, live, claim{
+				what: "quota of " + tenant, tenant: tenant, sandbox: id, since: h.Since,
+				elsewhere: func(string) bool { return false },
+				free:      func() error { return s.places.Quotas.Free(ctx, tenant, id) },
+			}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// claim is what a sandbox takes up in one entry.
+type claim struct {
+	what, tenant, sandbox string
+	since                 int64
+	// elsewhere reports whether that is wrong for a sandbox of a worker; free gives it back.
+	elsewhere func(worker string) bool
+	free      func() error
+}
+
+// doubt gives back what a sandbox takes up when the log says that nothing holds it.
+func (s *Scheduler) doubt(ctx context.Context, live *views.Set, c claim) error {
+	if v, ok := live.Get(c.sandbox); ok && v.GetState() != sandbox.Failed {
+		return nil
+	}
+	sb, err := history.Current(ctx, s.events, c.tenant, c.sandbox)
 	if err != nil {
 		return fmt.Errorf("load the holder of a place: %w", err)
 	}
-	old := s.now().Sub(time.Unix(h.Since, 0)) > settle
+	old := s.now().Sub(time.Unix(c.since, 0)) > settle
 	failed := sb.State == sandbox.Failed && s.now().Sub(sb.EndedAt) > settle
-	elsewhere := strings.HasPrefix(key, "worker.") && sb.Exists() && OfWorker(sb.Worker) != key
-	if sb.State != sandbox.Destroyed && !failed && !elsewhere && (sb.Exists() || !old) {
+	if sb.State != sandbox.Destroyed && !failed && (!sb.Exists() || !c.elsewhere(sb.Worker)) && (sb.Exists() || !old) {
 		return nil
 	}
-	s.log.Warn("a place was held by a sandbox that is over", "place", key, "sandbox", id, "state", sb.State)
-	return s.places.Free(ctx, key, id)
+	s.log.Warn("a place was held by a sandbox that is over", "place", c.what, "sandbox", c.sandbox, "state", sb.State)
+	return c.free()
 }
 
 func (s *Scheduler) sweepLive(ctx context.Context, live *views.Set) error {
 	var errs []error
+	taken := glance{places: map[string]map[string]Holder{}, quotas: map[string]map[string]quota.Holder{}}
 	for _, v := range live.All() {
 		switch v.GetState() {
 		case sandbox.Requested, sandbox.Scheduled:
@@ -71,37 +107,50 @@ func (s *Scheduler) sweepLive(ctx context.Context, live *views.Set) error {
 		case sandbox.Failed, sandbox.Destroying:
 			continue
 		}
-		errs = append(errs, s.restore(ctx, v))
+		errs = append(errs, s.restore(ctx, taken, v))
 	}
 	return errors.Join(errs...)
 }
 
-// restore takes the places of a sandbox that lives without them, over the limit too: it exists.
-func (s *Scheduler) restore(ctx context.Context, v *commandsv1.SandboxView) error {
-	keys := []string{OfWorker(v.GetWorker())}
-	if s.cfg.MaxPerTenant > 0 {
-		keys = append(keys, OfTenant(v.GetTenantId()))
-	}
-	for _, key := range keys {
-		holders, err := s.places.Holders(ctx, key)
-		if err != nil {
-			return err
-		}
-		if _, ok := holders[v.GetSandboxId()]; ok {
-			continue
-		}
-		sb, err := history.Load(ctx, s.events, v.GetTenantId(), v.GetSandboxId())
-		if err != nil {
-			return err
-		}
-		if !sb.Exists() || sb.Ending() {
-			return nil
-		}
-		if err := s.places.Take(ctx, key, sb.Tenant, sb.ID, MaxPlaces); err != nil {
-			return fmt.Errorf("restore a place of %s: %w", key, err)
+// glance is what one sweep has seen of who takes up what, so that it reads each entry once.
+type glance struct {
+	places map[string]map[string]Holder
+	quotas map[string]map[string]quota.Holder
+}
+
+// has reports whether a sandbox has its worker's place and is counted for its tenant.
+func (g glance) has(ctx context.Context, p *Places, tenant, worker, id string) (placed, counted bool, err error) {
+	if g.places[worker] == nil {
+		if g.places[worker], err = p.Holders(ctx, OfWorker(worker)); err != nil {
+			return false, false, err
 		}
 	}
-	return nil
+	if g.quotas[tenant] == nil {
+		if g.quotas[tenant], err = p.Quotas.Holders(ctx, tenant); err != nil {
+			return false, false, err
+		}
+	}
+	_, placed = g.places[worker][id]
+	_, counted = g.quotas[tenant][id]
+	return placed, counted, nil
+}
+
+// restore takes what a sandbox takes up that lives without it, over the limit too: it exists.
+func (s *Scheduler) restore(ctx context.Context, taken glance, v *commandsv1.SandboxView) error {
+	placed, counted, err := taken.has(ctx, s.places, v.GetTenantId(), v.GetWorker(), v.GetSandboxId())
+	if err != nil || placed && counted {
+		return err
+	}
+	sb, err := history.Load(ctx, s.events, v.GetTenantId(), v.GetSandboxId())
+	if err != nil || !sb.Exists() || sb.Ending() {
+		return err
+	}
+	if !placed {
+		if err := s.places.Take(ctx, OfWorker(v.GetWorker()), sb.Tenant, sb.ID, MaxPlaces); err != nil {
+			return fmt.Errorf("restore a place of %s: %w", v.GetWorker(), err)
+		}
+	}
+	return s.places.Quotas.Restore(ctx, sb.Tenant, sb.ID, sizeOf(sb.Limits, sb.Workspace.GetSizeBytes()))
 }
 
 // neverBegun fails a sandbox whose worker is gone before its start. Where the worker lives it does so itself, because only it

@@ -27,7 +27,7 @@ import (
 func Buckets() []string {
 	return []string{
 		topology.BucketSandbox, topology.BucketExec, topology.BucketIdem, topology.BucketName, topology.BucketWorker, topology.BucketLease,
-		topology.BucketPlace, topology.BucketCheckpoint, topology.BucketKey,
+		topology.BucketPlace, topology.BucketCheckpoint, topology.BucketKey, topology.BucketQuota,
 	}
 }
 

@@ -3020,6 +3020,112 @@ func (x *WebhookDeleted) GetNote() string {
 	return ""
 }
 
+// QuotaLimit bounds one thing that a tenant uses: name is that of a tenant.Quota.
+type QuotaLimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Limit         uint64                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaLimit) Reset() {
+	*x = QuotaLimit{}
+	mi := &file_events_v1_events_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaLimit) ProtoMessage() {}
+
+func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaLimit.ProtoReflect.Descriptor instead.
+func (*QuotaLimit) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *QuotaLimit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *QuotaLimit) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// QuotaSet: from here on these are the tenant's own limits. For what is not named the deployment's hold.
+type QuotaSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Limits        []*QuotaLimit          `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaSet) Reset() {
+	*x = QuotaSet{}
+	mi := &file_events_v1_events_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaSet) ProtoMessage() {}
+
+func (x *QuotaSet) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaSet.ProtoReflect.Descriptor instead.
+func (*QuotaSet) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *QuotaSet) GetLimits() []*QuotaLimit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *QuotaSet) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
@@ -3285,7 +3391,14 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x0fWebhookDisabled\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"$\n" +
 	"\x0eWebhookDeleted\x12\x12\n" +
-	"\x04note\x18\x01 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
+	"\x04note\x18\x01 \x01(\tR\x04note\"6\n" +
+	"\n" +
+	"QuotaLimit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x04R\x05limit\"W\n" +
+	"\bQuotaSet\x127\n" +
+	"\x06limits\x18\x01 \x03(\v2\x1f.sandtrail.events.v1.QuotaLimitR\x06limits\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
 
 var (
 	file_events_v1_events_proto_rawDescOnce sync.Once
@@ -3299,7 +3412,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3343,49 +3456,52 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*WebhookTested)(nil),          // 39: sandtrail.events.v1.WebhookTested
 	(*WebhookDisabled)(nil),        // 40: sandtrail.events.v1.WebhookDisabled
 	(*WebhookDeleted)(nil),         // 41: sandtrail.events.v1.WebhookDeleted
-	nil,                            // 42: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 43: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 44: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),            // 45: common.v1.LimitHit
+	(*QuotaLimit)(nil),             // 42: sandtrail.events.v1.QuotaLimit
+	(*QuotaSet)(nil),               // 43: sandtrail.events.v1.QuotaSet
+	nil,                            // 44: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 45: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 46: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),            // 47: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	42, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	44, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	43, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	45, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	44, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	44, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	44, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	43, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	44, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	46, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	46, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	46, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	45, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	46, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
 	17, // 13: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	43, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	45, // 14: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
 	17, // 15: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	43, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	45, // 16: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
 	20, // 17: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	44, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	46, // 18: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	21, // 19: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	21, // 20: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	45, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	44, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	43, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	43, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	43, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	47, // 21: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	46, // 22: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	45, // 23: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	45, // 24: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	45, // 25: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
 	27, // 26: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
 	27, // 27: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	43, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	43, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	45, // 28: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	45, // 29: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
 	34, // 30: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	43, // 31: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	45, // 31: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	42, // 32: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -3399,7 +3515,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

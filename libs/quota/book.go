@@ -1,0 +1,86 @@
+package quota
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sandtrail/sandtrail/libs/eventlog"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/tenant"
+)
+
+const (
+	// current is how long a tenant's quotas are believed without asking the log: what is set holds that much later at most.
+	current = 2 * time.Second
+	// bookMost bounds the tenants whose quotas are remembered; over it all are forgotten, which costs one load each.
+	bookMost = 4096
+)
+
+// Book says what tenants may use: their own quotas by the log, the deployment's for the rest.
+type Book struct {
+	log        eventlog.Log
+	deployment tenant.Quotas
+	now        func() time.Time
+
+	mu    sync.Mutex
+	pages map[string]page
+}
+
+type page struct {
+	own tenant.Quotas
+	seq uint64
+	at  time.Time
+}
+
+// NewBook reads from a log. deployment are the quotas of tenants that have none of their own.
+func NewBook(log eventlog.Log, deployment tenant.Quotas) *Book {
+	return &Book{log: log, deployment: deployment, now: time.Now, pages: map[string]page{}}
+}
+
+// Of are the quotas of a tenant, which need not have been created: they are two seconds old at most. The error is that of the log.
+func (b *Book) Of(ctx context.Context, id string) (tenant.Quotas, error) {
+	_, all, err := b.Both(ctx, id)
+	return all, err
+}
+
+// Both are a tenant's own quotas, and with the deployment's those that hold.
+func (b *Book) Both(ctx context.Context, id string) (own, all tenant.Quotas, err error) {
+	b.mu.Lock()
+	p, known := b.pages[id]
+	b.mu.Unlock()
+	if !known || b.now().Sub(p.at) >= current {
+		if p, err = b.read(ctx, id, p); err != nil {
+			return nil, nil, err
+		}
+	}
+	return p.own, p.own.Over(b.deployment), nil
+}
+
+// read asks the leader of the log whether anything is new, and loads it then.
+func (b *Book) read(ctx context.Context, id string, p page) (page, error) {
+	asked := b.now()
+	agg := subject.Tenant(id)
+	last, err := b.log.LastSeq(ctx, agg)
+	if err != nil {
+		return p, err
+	}
+	if last != p.seq {
+		p = page{}
+		if last > 0 {
+			h, err := eventlog.LoadUpTo(ctx, b.log, agg, last)
+			if err != nil {
+				return p, err
+			}
+			p.own, p.seq = tenant.Fold(h).Quotas, h.Tail().Seq
+		}
+	}
+	p.at = asked
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.pages) >= bookMost {
+		clear(b.pages)
+	}
+	b.pages[id] = p
+	return p, nil
+}
