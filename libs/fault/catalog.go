@@ -68,7 +68,19 @@ var catalog = []Entry{
 		ReasonKeyInvalid,
 		[]Code{Unauthorized},
 		RetryNever,
-		"the credential is not known, or its time is over", "send `authorization: ApiKey KEY` with a valid key",
+		"the credential is not known, or its time is over", "send `authorization: ApiKey KEY` with a valid key, or `Bearer JWT` where tokens are taken",
+	},
+	{
+		ReasonTokenExpired,
+		[]Code{Unauthorized},
+		RetryNever,
+		"the JWT is a good one whose time is over", "get a new token from its issuer, and repeat the request with the same idempotency key",
+	},
+	{
+		ReasonIssuer,
+		[]Code{Unavailable},
+		RetryLater,
+		"the issuer of the JWT cannot be asked for its keys", "try again",
 	},
 	{
 		ReasonTenantMismatch,

@@ -71,6 +71,8 @@ const (
 	ReasonTooLarge           Reason = "too_large"
 	ReasonKeyInvalid         Reason = "key_invalid"
 	ReasonKeyMissing         Reason = "key_missing"
+	ReasonTokenExpired       Reason = "token_expired"
+	ReasonIssuer             Reason = "issuer_unavailable"
 	ReasonTenantMismatch     Reason = "tenant_mismatch"
 	ReasonTenantNotFound     Reason = "tenant_not_found"
 	ReasonWebhookNotFound    Reason = "webhook_not_found"

@@ -176,6 +176,7 @@ var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested+name SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"name", "NameReserved", sandboxID},
 	{"name", "NameReserved NameReleased", ""},
+	{"sandbox", "SandboxRequested SandboxExtended SandboxStarting SandboxReady SandboxFailed", "failed"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},

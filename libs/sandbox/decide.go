@@ -93,6 +93,12 @@ type Destroy struct {
 	Reason string
 }
 
+// Extend moves the end of its time to ExpiresAt. One that ends later already, or never, decides nothing: nobody's time is made shorter. Refused
+// once its end is decided or reached, and once its time is over at At.
+type Extend struct {
+	At, ExpiresAt time.Time
+}
+
 // MarkDestroyed says that nothing of it runs, as observed. Refused with illegal_state unless its end was decided before.
 type MarkDestroyed struct {
 	At time.Time
@@ -277,6 +283,20 @@ func (c Destroy) decide(s Sandbox) ([]proto.Message, error) {
 		reason = ReasonRequested
 	}
 	return one(&eventsv1.SandboxDestroying{Reason: reason})
+}
+
+func (c Extend) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.Ending():
+		return nil, illegal(s.State, "more time")
+	case s.Expired(c.At):
+		return nil, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxExpired, "the time of sandbox %s is over", s.ID)
+	case s.ExpiresAt.IsZero() || !c.ExpiresAt.After(s.ExpiresAt):
+		return nil, nil
+	}
+	return one(&eventsv1.SandboxExtended{ExpiresAt: stamp(c.ExpiresAt)})
 }
 
 func (c MarkDestroyed) decide(s Sandbox) ([]proto.Message, error) {

@@ -31,6 +31,7 @@ var (
 		Destroying,
 	}
 	stepDestroyed = step{"destroyed", []string{Destroying}, Destroyed}
+	stepExtended  = step{"extended", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
 	stepSampled   = step{"usage sampled", []string{Ready, Stopping}, ""}
 )
 
@@ -58,6 +59,8 @@ func stepOf(body any) (step, bool) {
 		return stepDestroyed, true
 	case *eventsv1.SandboxUsageSampled:
 		return stepSampled, true
+	case *eventsv1.SandboxExtended:
+		return stepExtended, true
 	}
 	return step{}, false
 }
@@ -108,6 +111,8 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 		s.PastUsage, s.PastUptime = s.Usage, s.Uptime
 		s.RunningSince, s.Endpoint = time.Time{}, nil
+	case *eventsv1.SandboxExtended:
+		s.ExpiresAt = timeOf(b.GetExpiresAt())
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:

@@ -34,6 +34,9 @@ const (
 	ReasonSandboxDestroyed = "sandbox_destroyed"
 )
 
+// RecordPending is what the worker of an exec tells its readers while it has seen the end and cannot record it.
+const RecordPending = "record_pending"
+
 // neverRan are the ends that an exec may have without a start.
 var neverRan = []string{ReasonTimedOut, ReasonCancelled, ReasonStartFailed, ReasonSandboxDestroyed}
 

@@ -56,7 +56,7 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 10).Draw(t, "kind") {
+	switch rapid.IntRange(0, 11).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
@@ -78,6 +78,8 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.Destroy{Reason: sandbox.ReasonExpired}
 	case 8:
 		return id, sandbox.MarkDestroyed{At: at, Usage: genUsage(t), DeleteAfter: at.Add(time.Hour)}
+	case 10:
+		return id, sandbox.Extend{At: at, ExpiresAt: at.Add(time.Duration(rapid.IntRange(-60, 600).Draw(t, "extension")) * time.Second)}
 	case 9:
 		return id, sandbox.MarkWaiting{
 			Worker: worker, Reason: rapid.SampledFrom([]fault.Reason{"", fault.ReasonUnschedulable}).Draw(t, "reason"),
@@ -100,12 +102,12 @@ func genEndpoint(t *rapid.T) *eventsv1.Endpoint {
 // next says by name which states may follow which: written apart from the code under test.
 var next = map[string]string{
 	"":          "requested",
-	"requested": "scheduled starting failed destroying",
+	"requested": "requested scheduled starting failed destroying",
 	"scheduled": "scheduled starting failed destroying",
 	"starting":  "starting ready failed destroying",
 	"ready":     "ready stopping failed destroying",
 	"stopping":  "stopping stopped failed destroying",
-	"stopped":   "starting failed destroying",
+	"stopped":   "stopped starting failed destroying",
 	"failed":    "destroying", "destroying": "destroyed", "destroyed": "-",
 }
 

@@ -77,7 +77,7 @@ type Sandbox struct {
 	EndedAt time.Time
 	// DestroyingAt is when its end was decided.
 	DestroyingAt time.Time
-	// ExpiresAt is created + max_runtime; zero is never.
+	// ExpiresAt is created + max_runtime unless it was extended; zero is never.
 	ExpiresAt time.Time
 	// DeleteAfter is the time before which its workspace is kept; set by destroyed.
 	DeleteAfter time.Time

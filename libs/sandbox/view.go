@@ -53,12 +53,16 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		RunningSince:         stamp(s.RunningSince),
 		PastUptimeMs:         inMillis(s.PastUptime),
 		Endpoint:             s.Endpoint,
+		ExpiresAt:            stamp(s.ExpiresAt),
 	}
 }
 
 // FromView is the inverse of View for what a view holds. It is for showing, not for deciding: a view may be behind the log.
 func FromView(v *commandsv1.SandboxView) Sandbox {
-	r := v.GetRequested()
+	r, expires := v.GetRequested(), v.GetExpiresAt()
+	if expires == nil {
+		expires = r.GetExpiresAt() // written before there were extensions
+	}
 	return Sandbox{
 		ID: v.GetSandboxId(), Tenant: v.GetTenantId(), State: v.GetState(),
 		SessionID: r.GetSessionId(), OrgID: r.GetOrgId(), Image: r.GetImage(), Name: r.GetName(),
@@ -66,7 +70,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 		Worker: v.GetWorker(), Hostname: v.GetHostname(), ImageDigest: v.GetImageDigest(),
 		Reason: v.GetReason(), Message: v.GetMessage(),
 		CreatedAt: timeOf(v.GetCreatedAt()), ReadyAt: timeOf(v.GetReadyAt()), EndedAt: timeOf(v.GetEndedAt()),
-		ExpiresAt: timeOf(r.GetExpiresAt()), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
+		ExpiresAt: timeOf(expires), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
 		Usage: clone(v.GetUsage()), Uptime: millis(v.GetUptimeMs()), Seq: v.GetSequence(),
 		RunningSince: timeOf(v.GetRunningSince()), PastUptime: millis(v.GetPastUptimeMs()),
 		Endpoint: v.GetEndpoint(),

@@ -171,6 +171,28 @@ func TestASandboxIsDestroyedWhenItsTimeIsOverAndNotBefore(t *testing.T) {
 	require.Equal(t, []string{subject.SandboxCommand("acme", s.ID)}, w.commands())
 }
 
+// A sandbox that was given more time ends at its new end, also where its view does not know of it yet.
+func TestASandboxThatWasExtendedEndsAtItsNewEnd(t *testing.T) {
+	w := newWorld(t)
+	s := w.live(sandbox.Start{Worker: natstest.Worker, Attempt: 1}, sandbox.MarkReady{Worker: natstest.Worker})
+	old, first := s.View(), s.ExpiresAt
+	s = w.live(sandbox.Start{Worker: natstest.Worker, Attempt: 1}, sandbox.Extend{At: start, ExpiresAt: first.Add(time.Hour)})
+	old.SandboxId = s.ID
+	for _, v := range []*commandsv1.SandboxView{old, s.View()} {
+		w.view(v)
+		w.set(first)
+		for _, f := range w.once(true) {
+			require.NotEqual(t, s.ID, f.ID)
+		}
+	}
+	w.set(first.Add(time.Hour))
+	var found []string
+	for _, f := range w.once(true) {
+		found = append(found, f.ID)
+	}
+	require.Contains(t, found, s.ID)
+}
+
 func TestALiveSandboxWithAnOldViewIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	s := w.live(sandbox.Start{Worker: natstest.Worker, Attempt: 1}, sandbox.MarkReady{Worker: natstest.Worker})

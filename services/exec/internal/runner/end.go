@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
@@ -177,13 +178,41 @@ func (x *run) lose(ctx context.Context, reason fault.Reason, message string) err
 	}})
 }
 
+// pendingEvery is how long recording an end may take before readers are told, and told again.
+const pendingEvery = time.Second
+
+// pending tells whoever reads the exec that its end was seen and is not recorded yet, for as long as that takes. Call stop once.
+func (x *run) pending() (stop func()) {
+	over := make(chan struct{})
+	first := time.AfterFunc(pendingEvery, func() {
+		tick := time.NewTicker(pendingEvery)
+		defer tick.Stop()
+		for {
+			// Nobody waits for it: what cannot be told is found in the log later.
+			_ = x.r.deps.NC.Publish(subject.Readers(x.agg.Tenant, x.agg.Sandbox, x.agg.ID), []byte(sandbox.RecordPending))
+			select {
+			case <-tick.C:
+			case <-over:
+				return
+			}
+		}
+	})
+	return func() { first.Stop(); close(over) }
+}
+
 // finish records the end under the exec's own end command, so that whoever records it, and however often, makes one event and
 // one usage id. Then the toolbox may drop its copy of the output.
 func (x *run) finish(ctx context.Context, c sandbox.ExecCommand) error {
 	m := sandbox.CommandMeta{
 		ID: sandbox.EndCommand(x.agg.ID), Actor: actor, Correlation: x.correlation, Time: time.Now(), Tenant: x.agg.Tenant,
 	}
-	if _, err := x.record(ctx, m, 0, c); err != nil {
+	recorded := func() {}
+	if _, seen := c.(sandbox.CompleteExec); seen {
+		recorded = x.pending()
+	}
+	_, err := x.record(ctx, m, 0, c)
+	recorded()
+	if err != nil {
 		return wrap("record the end", err)
 	}
 	reason := "lost"

@@ -92,6 +92,9 @@ func Due(v *commandsv1.SandboxView) time.Time {
 		// A view does not say since when, so the log is asked.
 		return timeOf(v.GetCreatedAt())
 	}
+	if v.GetExpiresAt() != nil {
+		return timeOf(v.GetExpiresAt())
+	}
 	return timeOf(v.GetRequested().GetExpiresAt())
 }
 

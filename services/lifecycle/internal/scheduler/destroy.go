@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -31,6 +32,13 @@ func (s *Scheduler) destroy(ctx context.Context, cmd *commandsv1.SandboxCommand,
 		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
 		Command: &commandsv1.WorkerCommand_Teardown{Teardown: &commandsv1.Teardown{Reason: reason}},
 	})
+}
+
+// extend moves the end of a sandbox's time. Whether it comes before the sandbox expires or behind is decided by the order in the log.
+func (s *Scheduler) extend(ctx context.Context, cmd *commandsv1.SandboxCommand, until time.Time) (uint64, error) {
+	sb, err := history.Record(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId(), "extended", s.meta(cmd),
+		func(sandbox.Sandbox) sandbox.Command { return sandbox.Extend{At: s.now(), ExpiresAt: until} })
+	return sb.Seq, err
 }
 
 func inject(ctx context.Context, h nats.Header) { telemetry.Inject(ctx, h) }

@@ -81,6 +81,8 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 		seq, err = s.create(ctx, cmd, c.Create, m.Attempt)
 	case *commandsv1.SandboxCommand_Destroy:
 		seq, err = s.destroy(ctx, cmd, c.Destroy.GetReason())
+	case *commandsv1.SandboxCommand_Extend:
+		seq, err = s.extend(ctx, cmd, c.Extend.GetExpiresAt().AsTime())
 	default:
 		return worker.Poison(dlq.UnknownKind())
 	}
