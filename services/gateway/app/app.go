@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -25,6 +26,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/certs"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/httpapi"
@@ -61,7 +63,9 @@ type App struct {
 	tools  *tools
 	// servers are those of HTTP.
 	servers []serving
-	drain   time.Duration
+	// certs is the certificate of gRPC and HTTP, if any.
+	certs *certs.Pair
+	drain time.Duration
 }
 
 // New checks the configuration and opens both listeners, so that a port in use is an error here. ctx bounds what the gateway
@@ -93,14 +97,23 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	}
 	a := &App{
 		log: d.Log, nc: d.NC, drain: cfg.Drain,
-		door: &principal.Door{File: keys, Ring: principal.NewRing(d.JS, d.Log), Strict: cfg.RequireKeys},
+		door: &principal.Door{
+			File: keys, Ring: principal.NewRing(d.JS, d.Log), JWT: principal.NewJWTs(cfg.JWT, d.Log), Strict: cfg.RequireKeys,
+		},
+	}
+	options := []grpc.ServerOption{grpcapi.Traced(d.Tracer)}
+	if a.certs, err = certs.New(cfg.TLSCert, cfg.TLSKey, cfg.TLSEvery, d.Log, d.Registry); err != nil {
+		return nil, err
+	}
+	if a.certs.Shows() {
+		options = append(options, grpc.Creds(credentials.NewTLS(a.certs.Config())))
 	}
 	around, err := edge.New(a.door, d.Log, d.NC.IsConnected)
 	if err != nil {
 		return nil, err
 	}
 	probes := keepalive.ServerParameters{Time: cfg.Probe, Timeout: cfg.ProbeTimeout}
-	if a.server, a.health, err = grpcapi.New(use, around, probes, d.Registry, grpcapi.Traced(d.Tracer)); err != nil {
+	if a.server, a.health, err = grpcapi.New(use, around, probes, d.Registry, options...); err != nil {
 		return nil, err
 	}
 	checks := []ops.Check{{Name: "nats", Fn: a.connected}}
@@ -111,7 +124,8 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		return nil, fmt.Errorf("make the tools of MCP: %w", err)
 	}
 	api, err := httpapi.New(use, around, httpapi.Options{
-		Image: cfg.Image, Origins: cfg.CORSOrigins, Heartbeat: cfg.Heartbeat, Tracer: d.Tracer, MCP: a.tools.handler,
+		Image: cfg.Image, Origins: cfg.CORSOrigins, Heartbeat: cfg.Heartbeat, BodyTime: cfg.BodyTime, PendingWait: cfg.PendingWait, Tracer: d.Tracer,
+		MCP: a.tools.handler,
 	}, d.Registry)
 	if err != nil {
 		return nil, fmt.Errorf("make the HTTP API: %w", err)
@@ -186,7 +200,7 @@ func (a *App) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := a.server.Serve(a.grpcL); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		if err := a.server.Serve(limited(a.grpcL)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return fmt.Errorf("serve gRPC: %w", err)
 		}
 		return nil
@@ -195,7 +209,8 @@ func (a *App) Run(ctx context.Context) error {
 		g.Go(s.run)
 	}
 	g.Go(func() error { return a.tools.run(ctx, a.server) })
-	g.Go(func() error { a.door.Ring.Run(ctx); return nil })
+	g.Go(func() error { a.door.Run(ctx); return nil })
+	g.Go(func() error { a.certs.Run(ctx); return nil })
 	g.Go(func() error { a.watch(ctx); return nil })
 	g.Go(func() error {
 		<-ctx.Done()

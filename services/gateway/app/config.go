@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -25,6 +26,15 @@ type Config struct {
 	DevelopmentTenant string
 	// CORSOrigins may call the HTTP API from browsers; none by default, "*" is any.
 	CORSOrigins []string
+	// TLSCert and TLSKey are PEM files, both or none: then gRPC and HTTP are served by TLS alone. They are read again every TLSEvery, 2 s,
+	// and what is new in them is shown from then on; Ops with an address of its own stays in clear.
+	TLSCert, TLSKey string
+	TLSEvery        time.Duration
+	// JWT says whose tokens are taken beside API keys; none unless set. With them development mode is over.
+	JWT JWT
+	// HeadTime is how long a client of HTTP may take to send the head of a request, and its TLS handshake: 5 s; BodyTime a body: 30 s;
+	// IdleTime how long its connection waits for a further request: 1 min.
+	HeadTime, BodyTime, IdleTime time.Duration
 	// KeysFile holds the API keys; empty is development mode: no credential is asked for, requests name their tenant.
 	KeysFile string
 	// RequireKeys ends development mode although there is no KeysFile: every call needs a key, of the file or of the log.
@@ -50,6 +60,9 @@ type Config struct {
 	DisconnectGrace time.Duration
 	// Heartbeat is the longest silence on a stream: 10 s, and at most that, because proxies cut what is silent.
 	Heartbeat time.Duration
+	// OutagePatience is how long a call that waits for a command waits for a log that cannot be reached: 30 s; PendingWait for an end that was
+	// seen to be recorded: 10 s. Then it answers that the outcome is unknown, which a later look may resolve.
+	OutagePatience, PendingWait time.Duration
 	// Probe is after how long a connection on which nothing comes in is asked whether its client is still there: 15 s; ProbeTimeout how
 	// long the answer may take: 10 s. Then the calls on it end as if the client had hung up. At least 1 s each.
 	Probe, ProbeTimeout time.Duration
@@ -58,6 +71,9 @@ type Config struct {
 	// Drain is how long open calls may go on after a stop: 5 s. Then they are cut; their execs go on.
 	Drain time.Duration
 }
+
+// JWT is the issuer whose tokens are taken, and what their claims mean.
+type JWT = principal.JWTConfig
 
 func set[T comparable](field *T, value T) {
 	var zero T
@@ -72,6 +88,9 @@ func (c Config) withDefaults() Config {
 	set(&c.HTTP, "127.0.0.1:8080")
 	set(&c.Image, DefaultImage)
 	set(&c.DevelopmentTenant, "default")
+	set(&c.HeadTime, 5*time.Second)
+	set(&c.BodyTime, 30*time.Second)
+	set(&c.IdleTime, time.Minute)
 	set(&c.WorkspaceBytes, 5<<30)
 	set(&c.MaxWorkspaceBytes, 100<<30)
 	set(&c.MaxCPUMillis, 64_000)
@@ -84,6 +103,8 @@ func (c Config) withDefaults() Config {
 	set(&c.DestroyWait, time.Minute)
 	set(&c.DisconnectGrace, 30*time.Second)
 	set(&c.Heartbeat, maxHeartbeat)
+	set(&c.OutagePatience, 30*time.Second)
+	set(&c.PendingWait, 10*time.Second)
 	set(&c.Probe, 15*time.Second)
 	set(&c.ProbeTimeout, 10*time.Second)
 	set(&c.Drain, 5*time.Second)
@@ -102,9 +123,15 @@ func (c Config) Validate() error {
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", l.name, err))
-		case c.KeysFile == "" && !c.RequireKeys && !loopback(host):
-			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs API keys (keys-file or require-keys)", l.name, l.addr))
+		case c.development() && !loopback(host):
+			errs = append(errs, fmt.Errorf("%s: %s is reachable from other hosts, which needs credentials (keys-file, require-keys or jwks-url)", l.name, l.addr))
 		}
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		errs = append(errs, errors.New("tls-cert, tls-key: one needs the other"))
+	}
+	if err := c.JWT.Validate(); err != nil {
+		errs = append(errs, err)
 	}
 	if o := badOrigin(c.CORSOrigins); o != "" {
 		errs = append(errs, fmt.Errorf("cors-origins: %q is not an origin such as https://example.com", o))
@@ -128,6 +155,11 @@ func (c Config) Validate() error {
 		{"destroy-wait", c.DestroyWait, 0},
 		{"disconnect-grace", c.DisconnectGrace, 0},
 		{"drain", c.Drain, 0},
+		{"outage-patience", c.OutagePatience, 0},
+		{"pending-wait", c.PendingWait, 0},
+		{"head-time", c.HeadTime, 0},
+		{"body-time", c.BodyTime, 0},
+		{"idle-time", c.IdleTime, 0},
 	} {
 		if d.value < time.Millisecond {
 			errs = append(errs, fmt.Errorf("%s: %s is under 1ms", d.name, d.value))
@@ -150,6 +182,9 @@ func (c Config) Validate() error {
 // maxHeartbeat leaves 5 s until the 15 s that streams promise, for a page of the log that does not come.
 const maxHeartbeat = 10 * time.Second
 
+// development reports whether nothing asks for a credential.
+func (c Config) development() bool { return c.KeysFile == "" && !c.RequireKeys && !c.JWT.Enabled() }
+
 func loopback(host string) bool {
 	if host == "localhost" {
 		return true
@@ -163,6 +198,7 @@ func (c Config) limits() usecase.Limits {
 		WorkspaceBytes: c.WorkspaceBytes, MaxWorkspaceBytes: c.MaxWorkspaceBytes, MaxCPUMillis: c.MaxCPUMillis, MaxMemoryBytes: c.MaxMemoryBytes,
 		Runtime: c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
 		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace, Heartbeat: c.Heartbeat,
-		Quotas: c.Quotas,
+		Quotas:         c.Quotas,
+		OutagePatience: c.OutagePatience,
 	}
 }

@@ -31,7 +31,7 @@ func TestHTTPEveryRouteOfTheDocumentIsThere(t *testing.T) {
 	nobody, other := w.with("ApiKey nobody"), w.with("ApiKey "+secret("bob"))
 	box := w.box()
 	ops := w.spec.operations()
-	require.Len(t, ops, 22)
+	require.Len(t, ops, 23)
 	named := map[any]bool{}
 	for name, op := range ops {
 		method, path, _ := strings.Cut(name, " ")
@@ -49,7 +49,7 @@ func TestHTTPEveryRouteOfTheDocumentIsThere(t *testing.T) {
 			continue
 		}
 		// Whatever else is wrong with the call: another tenant's sandbox is not there.
-		body := map[string]string{"execute": `{"command":["true"]}`, "write_files": `{"files":[{"path":"f","content":""}]}`}[fmt.Sprint(op["operationId"])]
+		body := map[string]string{"execute": `{"command":["true"]}`, "write_files": `{"files":[{"path":"f","content":""}]}`, "extend": `{"timeout_seconds":1}`}[fmt.Sprint(op["operationId"])]
 		query := map[string]string{
 			"read_file": "?path=f", "write_file": "?path=f", "delete_file": "?path=f", "stdin": "?offset=0", "output": "?stream=stdout", "execution_by_key": "?idempotency_key=k",
 		}[fmt.Sprint(op["operationId"])]

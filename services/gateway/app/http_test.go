@@ -75,13 +75,18 @@ func (w *web) do(req *http.Request) answer {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
 	require.NoError(w.t, err)
-	defer res.Body.Close()
-	data, err := io.ReadAll(res.Body)
-	require.NoError(w.t, err)
-	a := answer{status: res.StatusCode, header: res.Header, body: data}
+	a := read(w.t, res)
 	require.NotEmpty(w.t, a.header.Get("X-Correlation-Id"))
 	w.spec.check(w.t, req.Method, req.URL.Path, a)
 	return a
+}
+
+func read(t testing.TB, res *http.Response) answer {
+	t.Helper()
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return answer{status: res.StatusCode, header: res.Header, body: data}
 }
 
 // is checks the status and reads the body.

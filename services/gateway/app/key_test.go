@@ -109,6 +109,7 @@ func TestScopesOfKeys(t *testing.T) {
 		{"POST", "/sandbox/" + box + "/executions/" + id + "/cancel", "", tenant.Execute},
 		{"POST", "/sandbox/" + box + "/files", `{"files":[{"path":"f","content":""}]}`, tenant.Files},
 		{"GET", "/sandbox/" + box + "/files/list?path=", "", tenant.Files},
+		{"POST", "/sandbox/" + box + "/extend", `{"timeout_seconds":1}`, tenant.Create},
 		{"POST", "/sandbox/" + box + "/stop", "", tenant.Stop},
 		{"DELETE", "/sandbox/" + box, "", tenant.Stop},
 	} {

@@ -168,6 +168,9 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 		}
 		return p.name(c, s.Name, sandbox.ReleaseName{Name: s.Name, Sandbox: s.ID})
 	}
+	if c.GetExtend() != nil {
+		return do(c.GetCommandId(), sandbox.Extend{At: time.Now(), ExpiresAt: c.GetExtend().GetExpiresAt().AsTime()})
+	}
 	req := c.GetCreate()
 	if name := req.GetName(); name != "" {
 		if err := p.name(c, name, sandbox.ReserveName{Name: name, Sandbox: c.GetSandboxId()}); err != nil {

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// headerTime is how long a client may take to send a request's head, idleTime how long a connection may wait for its next request.
-	headerTime, idleTime = 5 * time.Second, time.Minute
+	// writeStall is how long a client may take to read what was written to it at once.
+	writeStall = 30 * time.Second
 	// maxHead bounds the head of a request, in bytes.
 	maxHead = 16 << 10
-	// maxConnections of HTTP at one time, 20 KiB each while they idle. Further ones wait to be accepted.
+	// maxConnections of HTTP, and of gRPC, at one time. Further ones wait to be accepted.
 	maxConnections = 16_384
 )
 
@@ -33,7 +33,11 @@ type serving struct {
 }
 
 func (s serving) run() error {
-	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+	serve := s.server.Serve
+	if s.server.TLSConfig != nil {
+		serve = func(l net.Listener) error { return s.server.ServeTLS(l, "", "") } // the configuration has the certificate
+	}
+	if err := serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", s.name, err)
 	}
 	return nil
@@ -49,7 +53,7 @@ func limited(l net.Listener) net.Listener { return netutil.LimitListener(l, maxC
 
 func opsServer(h http.Handler) *http.Server {
 	return &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTime, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: idleTime,
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: maxHead,
 	}
 }
@@ -62,20 +66,36 @@ func (a *App) apiServer(cfg Config, api, operators http.Handler) *http.Server {
 		h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
 			case "/healthz", "/readyz", "/metrics":
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeStall)) // the write fails by itself otherwise
 				operators.ServeHTTP(w, r)
 			default:
 				api.ServeHTTP(w, r)
 			}
 		})
 	}
+	h = timed(h, cfg.BodyTime)
 	p := &http.Protocols{}
 	p.SetHTTP1(true)
 	p.SetHTTP2(true)
-	p.SetUnencryptedHTTP2(true)
-	return &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead, Protocols: p,
-		ErrorLog: quiet(a.log),
+	p.SetUnencryptedHTTP2(!a.certs.Shows())
+	s := &http.Server{
+		Handler: h, ReadHeaderTimeout: cfg.HeadTime, IdleTimeout: cfg.IdleTime, MaxHeaderBytes: maxHead, Protocols: p, ErrorLog: quiet(a.log),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: cfg.Probe, PingTimeout: cfg.ProbeTimeout, WriteByteTimeout: writeStall},
 	}
+	if a.certs.Shows() {
+		s.TLSConfig = a.certs.Config()
+	}
+	return s
+}
+
+// timed bounds the time of a body that no handler reads: the server reads on behind an answer, and would wait for its sender for ever.
+func timed(h http.Handler, most time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body != http.NoBody {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(most)) // one that cannot be set is that of a connection that is gone
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // both serves the controller API and that of named sandboxes on one address.

@@ -39,6 +39,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if addr := os.Getenv(holdEnv); addr != "" {
+		hold(addr)
+		return
+	}
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*Server).Start.func3"))
 }
 

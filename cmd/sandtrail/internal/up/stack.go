@@ -213,9 +213,10 @@ func (s *stack) serve(ctx context.Context, u *Up, ready func(Addresses) error) e
 	if err != nil {
 		return err
 	}
-	edge, err := gateway.New(ctx, gateway.Config{
+	config := u.Into(gateway.Config{
 		GRPC: u.GRPC, HTTP: u.HTTP, KeysFile: u.KeysFile, RequireKeys: u.RequireKeys, SealKeyFile: s.sealKey(), Quotas: tenant.ParseQuotas(u.Quota),
-	}, gateway.Deps{
+	})
+	edge, err := gateway.New(ctx, config, gateway.Deps{
 		NC: nc, Log: s.log("gateway"), Registry: s.tel.Registry, Tracer: s.tracer("gateway"),
 		Checks: map[string]func() error{"clickhouse": func() error { return rows.Health(ctx) }}, Version: version.Version,
 	})

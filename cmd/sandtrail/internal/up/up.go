@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	gateway "github.com/sandtrail/sandtrail/services/gateway/app"
 )
 
 // Stack are the settings that `up` and `down` share.
@@ -40,7 +41,8 @@ type Up struct {
 	RequireKeys    bool              `help:"No development mode: every call needs an API key, of the file or of the log (sandtrail key create)."`
 	WebhookPrivate bool              `help:"Allow webhooks at addresses that are not public, and plain HTTP."`
 	Quota          map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own, such as sandboxes=20 or creates_per_minute=60; may be repeated."`
-	PrepareOnly    bool              `help:"Get what is missing and end."`
+	gateway.EdgeFlags
+	PrepareOnly bool `help:"Get what is missing and end."`
 }
 
 // Addresses are where a running `up` can be reached; it writes them to STATE/up.json.
@@ -79,7 +81,7 @@ func (u *Up) run(ctx context.Context, out, logs io.Writer) error {
 		if err := writeJSON(filepath.Join(u.State, "up.json"), a); err != nil {
 			return err
 		}
-		s.progress.ready(a, time.Since(started), u.KeysFile == "" && !u.RequireKeys)
+		s.progress.ready(a, time.Since(started), u.KeysFile == "" && !u.RequireKeys && u.JWKSURL == "")
 		return nil
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 type flags struct {
 	chassis.Flags
+	app.EdgeFlags
 	GRPC        string            `name:"grpc" default:"127.0.0.1:50051" help:"Address of the gRPC listener."`
 	HTTP        string            `name:"http" default:"127.0.0.1:8080" help:"Address of the HTTP API."`
 	KeysFile    string            `help:"File with API keys, beside those in the log; without one anybody on this host is let in (development mode)."`
@@ -27,10 +28,10 @@ type flags struct {
 }
 
 func (f *flags) config() app.Config {
-	return app.Config{
+	return f.Into(app.Config{
 		GRPC: f.GRPC, HTTP: f.HTTP, Ops: f.Ops, KeysFile: f.KeysFile, RequireKeys: f.RequireKeys, SealKeyFile: f.SealKeyFile,
 		Image: f.Image, CORSOrigins: f.CORSOrigins, Quotas: tenant.ParseQuotas(f.Quota),
-	}
+	})
 }
 
 func main() {

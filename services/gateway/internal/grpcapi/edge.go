@@ -48,7 +48,7 @@ func (e interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	ctx, cancel := context.WithTimeout(correlate(ctx), budget(ctx))
 	defer cancel()
 	_ = grpc.SetHeader(ctx, metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
-	ctx, release, err := e.Door.Admit(ctx, first(ctx, headerAuthorization), true)
+	ctx, release, err := e.Door.Admit(ctx, credential(ctx), true)
 	defer release()
 	var res any
 	if err == nil {
@@ -80,7 +80,7 @@ func (e interceptors) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	start := time.Now()
 	ctx := correlate(ss.Context())
 	_ = ss.SetHeader(metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
-	ctx, release, err := e.Door.Admit(ctx, first(ctx, headerAuthorization), true)
+	ctx, release, err := e.Door.Admit(ctx, credential(ctx), true)
 	defer release()
 	if err == nil {
 		err = handler(srv, &checked{ServerStream: ss, ctx: ctx, edge: e})
@@ -110,6 +110,14 @@ func (c *checked) RecvMsg(m any) error {
 // correlate takes the caller's correlation id where it is one, or makes one.
 func correlate(ctx context.Context) context.Context {
 	return edge.Correlate(ctx, first(ctx, headerCorrelation), first(ctx, headerTrace))
+}
+
+// credential is the one of a call; two are none that could be good.
+func credential(ctx context.Context) string {
+	if all := metadata.ValueFromIncomingContext(ctx, headerAuthorization); len(all) > 1 {
+		return "none"
+	}
+	return first(ctx, headerAuthorization)
 }
 
 func first(ctx context.Context, name string) string {

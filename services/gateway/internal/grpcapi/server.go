@@ -37,10 +37,14 @@ const (
 	writeBuffer = 128 << 10
 	// maxStreams a client may have open on one connection.
 	maxStreams = 10_000
+	// maxHead bounds the metadata of a call, in bytes.
+	maxHead = 32 << 10
+	// openTime is how long a client may take to open a connection, its TLS handshake included.
+	openTime = 10 * time.Second
 )
 
 // New makes the gRPC server with everything around it: the edge, deadlines, recovery, metrics, health and reflection; probes say how soon
-// a vanished client is noticed; traces by the option Traced. The health server says SERVING once told so.
+// a vanished client is noticed; traces by the option Traced, TLS by grpc.Creds. The health server says SERVING once told so.
 func New(
 	use *usecase.UseCases, around *edge.Edge, probes keepalive.ServerParameters, registry prometheus.Registerer, options ...grpc.ServerOption,
 ) (*grpc.Server, *health.Server, error) {
@@ -53,6 +57,7 @@ func New(
 	s := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{outputcodec.New()}), grpc.WriteBufferSize(writeBuffer),
 		grpc.MaxRecvMsgSize(maxReceived), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(maxHead), grpc.ConnectionTimeout(openTime),
 		grpc.KeepaliveParams(probes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(metrics.UnaryServerInterceptor(), e.unary, recovery.UnaryServerInterceptor(recovered)),

@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -58,7 +59,7 @@ func (c *call) fail(err error) {
 	}
 	switch status {
 	case http.StatusUnauthorized:
-		h.Set("WWW-Authenticate", "ApiKey")
+		h.Set("WWW-Authenticate", c.Door.Schemes())
 	case http.StatusRequestEntityTooLarge, http.StatusBadRequest:
 		h.Set("Connection", "close") // what else comes on it is not known to be a request
 	}
@@ -69,39 +70,67 @@ func (c *call) fail(err error) {
 // requests.
 func (c *call) read(limit int64, media string) (body []byte, release func(), err error) {
 	release = func() {}
+	if err := c.plain(); err != nil {
+		return nil, release, err
+	}
 	if media != "" {
 		if err := c.typed(media); err != nil {
 			return nil, release, err
 		}
 	}
-	_ = c.rc.SetReadDeadline(time.Now().Add(bodyTime))
-	defer func() { _ = c.rc.SetReadDeadline(time.Time{}) }()
+	_ = c.rc.SetReadDeadline(time.Now().Add(c.opt.BodyTime))
 	if c.r.ContentLength > limit {
 		c.drain()
 		return nil, release, tooLarge(limit)
 	}
-	size := limit
-	if c.r.ContentLength >= 0 {
-		size = c.r.ContentLength
-	}
-	if !c.memory.Take(int(size)) {
-		return nil, release, fault.New(fault.Unavailable, fault.ReasonConflict, "too many large requests at once; try again").WithRetry(time.Second)
-	}
-	release = func() { c.memory.Give(int(size)) }
-	body, err = io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, limit))
-	var over *http.MaxBytesError
-	switch {
-	case errors.As(err, &over):
-		c.drain()
-		err = tooLarge(limit)
-	case err != nil:
-		err = malformed("the end of the body did not come")
-	}
+	body, held, err := c.gather(limit)
 	if err != nil {
-		release()
-		return nil, func() {}, err
+		c.memory.Give(held)
+		// The deadline stays: the server reads on behind the answer, and would wait for a sender who has stopped.
+		return nil, release, err
 	}
-	return body, release, nil
+	_ = c.rc.SetReadDeadline(time.Time{})
+	return body, func() { c.memory.Give(held) }, nil
+}
+
+// firstPart is what is set aside for a body before any of it is there, in bytes.
+const firstPart = 4 << 10
+
+// gather reads the body. Memory is taken as it comes in, not as it is announced: who stops half way holds little. held has to be given back.
+func (c *call) gather(limit int64) (body []byte, held int, err error) {
+	r := http.MaxBytesReader(c.w, c.r.Body, limit)
+	most := int(limit) + 1
+	if n := c.r.ContentLength; n >= 0 {
+		most = int(n) + 1 // one more, in which the end shows
+	}
+	for {
+		if len(body) == cap(body) {
+			more := min(max(firstPart, cap(body)), most-cap(body))
+			if more <= 0 {
+				more = firstPart
+			}
+			if !c.memory.Take(more) {
+				return nil, held, fault.New(fault.Unavailable, fault.ReasonConflict, "too many large requests at once; try again").WithRetry(time.Second)
+			}
+			held += more
+			grown := make([]byte, len(body), len(body)+more)
+			copy(grown, body)
+			body = grown
+		}
+		n, err := r.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		var over *http.MaxBytesError
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return body, held, nil
+		case errors.As(err, &over):
+			c.drain()
+			return nil, held, tooLarge(limit)
+		default:
+			return nil, held, malformed("the end of the body did not come")
+		}
+	}
 }
 
 // drain reads what a client sends of a body that is refused, so that it comes to read why. One that asked first is told at once.
@@ -116,6 +145,16 @@ const maxDrain = 64 << 20
 
 func tooLarge(limit int64) error {
 	return fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "the body has more than the %d bytes that this route takes", limit)
+}
+
+// plain refuses a body that is packed: nothing here unpacks it, and a file would be written as it came.
+func (c *call) plain() error {
+	for _, coding := range c.r.Header["Content-Encoding"] {
+		if !strings.EqualFold(coding, "identity") {
+			return fault.New(fault.InvalidArgument, fault.ReasonMediaType, "send the body as it is, without a `Content-Encoding`")
+		}
+	}
+	return nil
 }
 
 // typed refuses a body of another type.

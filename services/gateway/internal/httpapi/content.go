@@ -141,10 +141,13 @@ func earlier(a, b time.Time) time.Time {
 // writeFile makes the body the content of a file, at once, whatever its size.
 func (c *call) writeFile() error {
 	body := &slowBody{call: c, end: time.Now().Add(uploadTime)}
-	defer func() { _ = c.rc.SetReadDeadline(time.Time{}) }()
 	err := c.putFile(body)
-	if err != nil && !body.over {
-		_ = c.rc.SetReadDeadline(time.Now().Add(bodyTime))
+	switch {
+	case err == nil:
+		_ = c.rc.SetReadDeadline(time.Time{})
+	case !body.over:
+		// The deadline stays: the server reads on behind the answer, and would wait for a sender who has stopped.
+		_ = c.rc.SetReadDeadline(time.Now().Add(c.opt.BodyTime))
 		c.drain()
 	}
 	return err
@@ -211,7 +214,7 @@ type slowBody struct {
 }
 
 func (b *slowBody) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(earlier(time.Now().Add(bodyTime), b.end))
+	_ = b.rc.SetReadDeadline(earlier(time.Now().Add(b.opt.BodyTime), b.end))
 	n, err := b.r.Body.Read(p)
 	b.read += int64(n)
 	var timeout net.Error

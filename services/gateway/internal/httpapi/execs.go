@@ -23,9 +23,11 @@ import (
 const maxOutput = 1 << 20
 
 const (
-	known      = "known"
-	unknown    = "unknown"
-	streamLost = "exec_stream_lost"
+	known         = "known"
+	unknown       = "unknown"
+	streamLost    = "exec_stream_lost"
+	recordPending = sandbox.RecordPending
+	unrecorded    = "result_unrecorded"
 )
 
 var executeNames = names{"sandbox_id": "sandbox_id", "args": "command"}
@@ -131,29 +133,44 @@ func (c *call) wait(req *computev1.ExecCommandRequest) error {
 	g := &gathered{call: c}
 	defer g.release()
 	_, err := c.use.Exec(c.ctx, c.p, c.key, req, g)
-	if err != nil && !g.lost(err) {
+	unfollowed := ""
+	switch {
+	case errors.Is(err, errPending):
+		unfollowed = recordPending
+	case err != nil && g.lost(err):
+		unfollowed = streamLost
+	case err != nil:
 		return err
 	}
-	return c.tell(req.GetSandboxId(), g.id, g, err != nil)
+	return c.tell(req.GetSandboxId(), g.id, g, unfollowed)
 }
 
-// tell answers what is recorded of an exec. unfollowed says that its end could not be waited for.
-func (c *call) tell(box, id string, g *gathered, unfollowed bool) error {
+// tell answers what is recorded of an exec. unfollowed is the system error with which its end could not be waited for, if it could not.
+func (c *call) tell(box, id string, g *gathered, unfollowed string) error {
 	c.w.Header().Set(headerExecution, id)
 	x, err := c.use.Receipt(c.ctx, c.p, box, id)
-	if err != nil && !unfollowed {
+	switch {
+	case err != nil && unfollowed == "":
 		return err
-	}
-	if err != nil {
+	case err != nil:
 		x = sandbox.Exec{ID: id, Sandbox: box}
+	case unfollowed != "" && x.Over():
+		return c.replay(x) // it was recorded in the meantime: the answer is the one that all get
 	}
 	out := describe(x)
-	if unfollowed && !x.Over() {
-		// It was accepted and goes on, or has ended, out of our sight.
-		out.Outcome, out.SystemError = pointer(unknown), streamLost
+	if unfollowed != "" {
+		out.unresolved(unfollowed)
 	}
 	g.into(&out, x)
 	return c.answer(http.StatusOK, out)
+}
+
+// unresolved makes it the answer about an exec that goes on, or has ended, out of our sight. The log may tell its end later.
+func (x *execution) unresolved(why string) {
+	x.State, x.Outcome, x.SystemError, x.Reason = unknown, pointer(unknown), why, why
+	if why == recordPending {
+		x.Reason = unrecorded
+	}
 }
 
 // describe is an exec without its output.
@@ -210,7 +227,7 @@ func lostReason(reason string) string {
 	case fault.ReasonToolboxUnavailable, fault.ReasonWorkerUnavailable:
 		return "agent_unavailable"
 	case fault.ReasonLogUnavailable, fault.ReasonLogFull:
-		return "result_unrecorded"
+		return unrecorded
 	default:
 		return streamLost
 	}
@@ -224,6 +241,24 @@ type gathered struct {
 	accepted bool
 	streams  [2]gatheredStream
 	held     int
+	pending  pendingEnd
+}
+
+// errPending: the end was seen, and could not be recorded for as long as an answer waits for that.
+var errPending = errors.New("the end of the command is not recorded yet")
+
+// pendingEnd is since when an end was seen that is not recorded; zero: none was.
+type pendingEnd struct{ since time.Time }
+
+// still is told each time that the end is still not recorded, and fails once that is so for longer than wait.
+func (p *pendingEnd) still(wait time.Duration) error {
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
+	if time.Since(p.since) < wait {
+		return nil
+	}
+	return errPending
 }
 
 type gatheredStream struct {
@@ -239,6 +274,9 @@ func (g *gathered) Named(id string) error {
 
 func (g *gathered) Output(i output.Item) error {
 	g.accepted = g.accepted || i.Accepted || i.Chunk != nil
+	if i.Pending {
+		return g.pending.still(g.opt.PendingWait)
+	}
 	if i.Chunk == nil {
 		return nil
 	}

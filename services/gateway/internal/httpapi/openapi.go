@@ -51,6 +51,9 @@ var (
 		"image": words("Image to run; the deployment has a default."),
 		"env":   environment,
 	})
+	extendSchema = closed([]string{"timeout_seconds"}, schema{
+		"timeout_seconds": schema{"type": "integer", "minimum": 1, "description": "How long it is to live from now on, at least."},
+	})
 	executeSchema = closed([]string{"command"}, schema{
 		"command": schema{
 			"oneOf":       []schema{{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": schema{"type": "string"}}},
@@ -96,7 +99,7 @@ var enums = map[string][]any{
 	"accepted.state":       {"accepted"},
 	"startup.start":        {"warm", "cold", nil},
 	"execution.state":      {"accepted", running, "exited", "signaled", "timed_out", "cancelled", "start_failed", unknown},
-	"execution.outcome":    {known, unknown, nil}, "execution.system_error": {streamLost},
+	"execution.outcome":    {known, unknown, nil}, "execution.system_error": {streamLost, recordPending},
 	"execution.stdout_encoding": {"utf-8", "base64"}, "execution.stderr_encoding": {"utf-8", "base64"},
 	"event.type": {"stdout", "stderr", "exit", "error", "done"}, "event.encoding": {"utf-8", "base64"},
 }
@@ -129,12 +132,17 @@ func Document() ([]byte, error) {
 			"description": "Sandboxes for the code of agents, and a receipt of everything that ran in them.",
 		},
 		"paths":    paths,
-		"security": []any{map[string]any{"apiKey": []string{}}},
+		"security": []any{map[string]any{"apiKey": []string{}}, map[string]any{"token": []string{}}},
 		"components": map[string]any{
 			"schemas": d.schemas,
-			"securitySchemes": map[string]any{"apiKey": map[string]any{
-				"type": "apiKey", "in": "header", "name": "Authorization", "description": "`Authorization: ApiKey KEY`",
-			}},
+			"securitySchemes": map[string]any{
+				"apiKey": map[string]any{
+					"type": "apiKey", "in": "header", "name": "Authorization", "description": "`Authorization: ApiKey KEY`",
+				},
+				"token": map[string]any{
+					"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "A JWT of the issuer that the deployment takes tokens of, if any.",
+				},
+			},
 		},
 	}, "", " ")
 }

@@ -75,12 +75,17 @@ var routes = []route{
 	{
 		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop", about: "End a sandbox. Waits up to 20 s until it is gone.",
 		scopes: tenant.Stop, keyed: true, do: (*call).stop,
-		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
+		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType},
+	},
+	{
+		method: http.MethodPost, path: "/sandbox/{id}/extend", id: "extend", about: "Let a sandbox live for some time from now on, at least. Never makes its time shorter.",
+		scopes: tenant.Create, body: 1 << 10, media: mediaJSON, keyed: true, do: (*call).extend,
+		request: extendSchema, answers: map[int]any{http.StatusOK: extended{}}, errors: []int{http.StatusNotFound, http.StatusConflict},
 	},
 	{
 		method: http.MethodDelete, path: "/sandbox/{id}", id: "stop_alias", about: "The same as /sandbox/{id}/stop.",
 		scopes: tenant.Stop, keyed: true, do: (*call).stop,
-		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge},
+		answers: map[int]any{http.StatusOK: stopped{}}, errors: []int{http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType},
 	},
 	{
 		method: http.MethodGet, path: "/sandbox", id: "list", about: "List the tenant's sandboxes, newest first.",

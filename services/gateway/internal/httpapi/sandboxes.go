@@ -128,7 +128,7 @@ func (c *call) create() error {
 	}
 	c.w.Header().Set("Location", Base+"/sandbox/"+s.ID+"/status")
 	return c.answer(http.StatusCreated, created{
-		SandboxID: s.ID, Status: creating, CreatedAt: s.CreatedAt, ExpiresAt: s.ExpiresAt, Startup: startup{Phases: map[string]float64{"accepted": 0}},
+		SandboxID: s.ID, Status: creating, CreatedAt: s.CreatedAt, ExpiresAt: s.Requested.GetExpiresAt().AsTime(), Startup: startup{Phases: map[string]float64{"accepted": 0}},
 	})
 }
 
@@ -221,6 +221,38 @@ func (c *call) stop() error {
 		return err
 	}
 	return c.answer(http.StatusOK, stopped{Success: true, SandboxID: s.ID, Status: status(s.State)})
+}
+
+// extended says until when a sandbox lives at least.
+type extended struct {
+	Success   bool      `json:"success"`
+	SandboxID string    `json:"sandbox_id"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// extend gives a sandbox more time, from now on.
+func (c *call) extend() error {
+	id, err := c.sandbox()
+	if err != nil {
+		return err
+	}
+	o, release, err := c.object(1 << 10)
+	defer release()
+	if err != nil {
+		return err
+	}
+	seconds, given := o.whole("timeout_seconds", 1, math.MaxInt32)
+	if !given && o.bad["timeout_seconds"] == "" {
+		o.bad["timeout_seconds"] = "is needed: the seconds that it is to live from now on, at least"
+	}
+	if err := o.err(); err != nil {
+		return err
+	}
+	until, err := c.use.Extend(c.ctx, c.p, c.key, id, time.Duration(seconds)*time.Second)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, extended{Success: true, SandboxID: id, ExpiresAt: until})
 }
 
 type sandboxes struct {

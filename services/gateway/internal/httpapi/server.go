@@ -37,12 +37,12 @@ const (
 )
 
 const (
-	// bodyTime is how long a body may take to arrive, writeTime how long a client may take to read what was written to it at once.
-	bodyTime, writeTime = 30 * time.Second, 30 * time.Second
+	// writeTime is how long a client may take to read what was written to it at once.
+	writeTime = 30 * time.Second
 	// unaryTime bounds calls that do not wait for a command.
 	unaryTime = 2 * time.Minute
-	// memoryBytes is what all requests together hold in bodies and in outputs that they gather.
-	memoryBytes = 256 << 20
+	// memoryBytes is what all requests together hold in bodies and in outputs that they gather, tenantBytes those of one tenant.
+	memoryBytes, tenantBytes = 256 << 20, 128 << 20
 )
 
 // Options are what differs from one deployment to another.
@@ -53,7 +53,11 @@ type Options struct {
 	Origins []string
 	// Heartbeat is the longest silence on a stream of events.
 	Heartbeat time.Duration
-	Tracer    trace.TracerProvider
+	// BodyTime is how long a body may take to arrive.
+	BodyTime time.Duration
+	// PendingWait is how long an answer waits for an end that was seen to be recorded.
+	PendingWait time.Duration
+	Tracer      trace.TracerProvider
 	// MCP is served at /mcp; nil: it is not there.
 	MCP MCP
 }
@@ -64,7 +68,7 @@ type Server struct {
 	use     *usecase.UseCases
 	opt     Options
 	mux     *http.ServeMux
-	memory  *stored.Memory
+	shares  *stored.Shares
 	calls   *prometheus.CounterVec
 	spec    []byte
 	methods []string
@@ -72,7 +76,7 @@ type Server struct {
 
 // New makes the handler of every path below Base. It fails where its metrics are registered already.
 func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
-	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), memory: stored.NewMemory(memoryBytes)}
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), shares: stored.NewShares(memoryBytes, tenantBytes)}
 	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_http_requests_total", Help: "Calls of the HTTP API, by route and status.",
 	}, []string{"route", "status"})
@@ -174,6 +178,8 @@ type call struct {
 	rc  *http.ResponseController
 	ctx context.Context //nolint:containedctx // it is the request's, with what the edge adds
 	p   principal.Principal
+	// memory is the share of the caller's tenant.
+	memory stored.Share
 	// key is the idempotency key, empty without one.
 	key string
 	// status is what was answered; 0 until then.
@@ -200,6 +206,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	w.Header().Set(headerCorrelation, telemetry.Correlation(ctx))
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
+	if len(r.TransferEncoding) > 0 {
+		// Who stands before us may have gone by a length beside it, and take what comes behind this body for something else.
+		w.Header().Set("Connection", "close")
+	}
 	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
 	err := c.run(to)
 	s.Finish(c.ctx, to.id, begin, err)
@@ -234,6 +244,7 @@ func (c *call) run(to route) (err error) {
 	if c.p, err = principal.From(ctx); err != nil {
 		return err
 	}
+	c.memory = c.shares.Of(c.p.Tenant)
 	if err := c.p.Need(to.scopes); err != nil {
 		return err
 	}

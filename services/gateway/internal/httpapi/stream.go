@@ -50,9 +50,13 @@ func (w *events) finish(box string, err error) error {
 	x, rerr := c.use.Receipt(c.ctx, c.p, box, w.id)
 	out := describe(x)
 	switch {
-	case err == nil && rerr == nil && out.Outcome != nil && *out.Outcome == known:
+	case errors.Is(err, errPending) && rerr == nil && !x.Over():
+		out.unresolved(recordPending)
+		last = w.problem(fault.New(fault.Lost, fault.ReasonExecLost, "the command has ended, and how is not recorded yet; read the execution later"))
+		last.Execution = &out
+	case (err == nil || errors.Is(err, errPending)) && rerr == nil && out.Outcome != nil && *out.Outcome == known:
 		last.Execution, last.ExitCode = &out, out.ExitCode
-	case err == nil && rerr == nil:
+	case (err == nil || errors.Is(err, errPending)) && rerr == nil:
 		last = w.problem(fault.Newf(fault.Lost, fault.ReasonExecLost, "the outcome is not known: %s", out.Message))
 		last.Execution = &out
 	default:
@@ -67,7 +71,8 @@ func (w *events) finish(box string, err error) error {
 // events sends what it is told as events.
 type events struct {
 	*call
-	id string
+	id      string
+	pending pendingEnd
 }
 
 func (w *events) problem(err error) event {
@@ -82,6 +87,11 @@ func (w *events) Named(id string) error {
 }
 
 func (w *events) Output(i output.Item) error {
+	if i.Pending {
+		if err := w.pending.still(w.opt.PendingWait); err != nil {
+			return err
+		}
+	}
 	if i.Chunk == nil {
 		return w.write([]byte(":\n\n")) // a comment, so that nobody takes the silence for an end
 	}

@@ -41,10 +41,12 @@ func (t Timing) withDefaults() Timing {
 	}
 }
 
-// Item is one thing to tell the reader: a chunk; that the exec was accepted; or, where it is empty, a heartbeat.
+// Item is one thing to tell the reader: a chunk; that the exec was accepted; that its end was seen and is not recorded yet; or, where it is
+// empty, a heartbeat.
 type Item struct {
 	Chunk    *transcript.Chunk
 	Accepted bool
+	Pending  bool
 }
 
 // Follower follows one exec.
@@ -57,8 +59,9 @@ type Follower struct {
 	memory *stored.Memory
 	emit   func(Item) error
 
-	live  []*nats.Subscription
-	queue *queue
+	live    []*nats.Subscription
+	queue   *queue
+	pending chan struct{}
 	// next is the number of the chunk to emit; seq is where the stream was read up to.
 	next, seq uint64
 	end       *envelope.Recorded
@@ -71,7 +74,7 @@ type Follower struct {
 func Open(js jetstream.JetStream, log eventlog.Log, memory *stored.Memory, exec subject.Aggregate, after uint64, timing Timing) (*Follower, error) {
 	f := &Follower{
 		js: js, log: log, exec: exec, out: subject.Output(exec.Tenant, exec.Sandbox, exec.ID), timing: timing.withDefaults(),
-		memory: memory, queue: newQueue(memory), next: after + 1,
+		memory: memory, queue: newQueue(memory), pending: make(chan struct{}, 1), next: after + 1,
 	}
 	for _, s := range []string{subject.Live(f.out), subject.Live(exec.Subject())} {
 		sub, err := js.Conn().Subscribe(s, f.queue.put)
@@ -83,6 +86,9 @@ func Open(js jetstream.JetStream, log eventlog.Log, memory *stored.Memory, exec 
 	}
 	return f, nil
 }
+
+// Pending makes Run tell the reader that the end was seen and is not recorded yet.
+func (f *Follower) Pending() { signal(f.pending) }
 
 // Close ends the subscriptions.
 func (f *Follower) Close() {
@@ -134,6 +140,8 @@ func (f *Follower) Run(ctx context.Context, fresh bool, outcome <-chan error, em
 		case <-silent.C:
 			err = emit(Item{})
 			silent.Reset(f.timing.Beat)
+		case <-f.pending:
+			err = emit(Item{Pending: true})
 		case err = <-outcome:
 			outcome = nil
 			if err == nil {

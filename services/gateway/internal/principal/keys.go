@@ -102,7 +102,7 @@ func (k *Keys) Authenticate(authorization string) (Principal, error) {
 	if authorization == "" {
 		return Principal{}, missing()
 	}
-	key, ok := presented(authorization)
+	key, ok := presentedAs(Scheme, authorization)
 	if !ok {
 		return Principal{}, refused()
 	}

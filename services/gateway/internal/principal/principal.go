@@ -14,7 +14,7 @@ import (
 type Principal struct {
 	// Tenant that the credential is bound to; empty in development mode, where the request names it.
 	Tenant string
-	// Actor goes into events: key:<name> of a key in the file, key:<id> of one in the log, or dev.
+	// Actor goes into events: key:<name> of a key in the file, key:<id> of one in the log, jwt:<subject> of a token, or dev.
 	Actor string
 	// Scopes are what the credential allows.
 	Scopes tenant.Scopes

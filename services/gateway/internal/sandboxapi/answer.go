@@ -105,8 +105,8 @@ func malformed(what string) error {
 // object reads a JSON body into v. Fields that v has not are left out, as the published API does: its clients send more from version to
 // version. An empty body leaves v as it is.
 func (c *call) object(v any) error {
+	// It stays where the body does not end: the server reads on behind the answer, and would wait for a sender who has stopped.
 	_ = c.rc.SetReadDeadline(time.Now().Add(bodyTime))
-	defer func() { _ = c.rc.SetReadDeadline(time.Time{}) }()
 	size := maxBody
 	if n := c.r.ContentLength; n >= 0 && n < maxBody {
 		size = int(n)
@@ -116,6 +116,9 @@ func (c *call) object(v any) error {
 	}
 	defer c.memory.Give(size)
 	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	if err == nil {
+		_ = c.rc.SetReadDeadline(time.Time{})
+	}
 	var over *http.MaxBytesError
 	switch {
 	case errors.As(err, &over):

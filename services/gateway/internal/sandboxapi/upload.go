@@ -32,12 +32,16 @@ type uploaded struct {
 }
 
 // parts reads the files of a multipart body one after the other. each gets a part's field name, its file name without directories, and data.
-func (c *call) parts(each func(name, file string, data io.Reader) (more bool, err error)) error {
+func (c *call) parts(each func(name, file string, data io.Reader) (more bool, err error)) (err error) {
 	r, err := c.r.MultipartReader()
 	if err != nil {
 		return fault.New(fault.InvalidArgument, fault.ReasonMediaType, "send the file as `Content-Type: multipart/form-data`")
 	}
-	defer func() { _ = c.rc.SetReadDeadline(time.Time{}) }()
+	defer func() {
+		if err == nil { // else as in object
+			_ = c.rc.SetReadDeadline(time.Time{})
+		}
+	}()
 	for range maxFiles {
 		c.patient()
 		part, err := r.NextPart()

@@ -35,3 +35,47 @@ func (m *Memory) Give(n int) {
 	m.free += n
 	m.mu.Unlock()
 }
+
+// Shares is a Memory of which nobody gets more than a part, so that one who holds on to it leaves room for others.
+type Shares struct {
+	mu         sync.Mutex
+	free, each int
+	held       map[string]int
+}
+
+// NewShares makes one of n bytes, of which each key may hold at most that many.
+func NewShares(n, each int) *Shares { return &Shares{free: n, each: each, held: map[string]int{}} }
+
+// Share is what one key may hold of Shares.
+type Share struct {
+	of  *Shares
+	key string
+}
+
+// Of is the share of a key.
+func (s *Shares) Of(key string) Share { return Share{s, key} }
+
+// Take reserves n bytes until Give; false: they are not there, or the key holds too much.
+func (s Share) Take(n int) bool {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	if n > s.of.free || n > s.of.each-s.of.held[s.key] {
+		return false
+	}
+	s.of.free -= n
+	s.of.held[s.key] += n
+	return true
+}
+
+// Give returns what Take reserved.
+func (s Share) Give(n int) {
+	if n == 0 {
+		return
+	}
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	s.of.free += n
+	if s.of.held[s.key] -= n; s.of.held[s.key] == 0 {
+		delete(s.of.held, s.key)
+	}
+}

@@ -81,7 +81,9 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	return u.follow(ctx, p, agg, f, !c.repeated, accepted, req.GetDetach(), w)
 }
 
-func (u *UseCases) timing() output.Timing { return output.Timing{Beat: u.limits.Heartbeat} }
+func (u *UseCases) timing() output.Timing {
+	return output.Timing{Beat: u.limits.Heartbeat, Patience: u.limits.OutagePatience}
+}
 
 func settled(err error) <-chan error {
 	c := make(chan error, 1)
@@ -207,7 +209,7 @@ func (u *UseCases) Attach(ctx context.Context, p principal.Principal, sandboxID,
 func (u *UseCases) follow(
 	ctx context.Context, p principal.Principal, agg subject.Aggregate, f *output.Follower, fresh bool, accepted <-chan error, detached bool, w Watcher,
 ) (envelope.Recorded, error) {
-	leave, err := u.attend(agg)
+	leave, err := u.attend(agg, f.Pending)
 	if err != nil {
 		return envelope.Recorded{}, err
 	}
@@ -229,9 +231,15 @@ func (u *UseCases) follow(
 	return end, err
 }
 
-// attend makes this reader known to any gateway that asks whether the exec still has one.
-func (u *UseCases) attend(agg subject.Aggregate) (leave func(), err error) {
-	sub, err := u.nc.Subscribe(subject.Readers(agg.Tenant, agg.Sandbox, agg.ID), func(m *nats.Msg) { _ = m.Respond(nil) })
+// attend makes this reader known to any gateway that asks whether the exec still has one, and tells it when the worker cannot record the end.
+func (u *UseCases) attend(agg subject.Aggregate, pending func()) (leave func(), err error) {
+	sub, err := u.nc.Subscribe(subject.Readers(agg.Tenant, agg.Sandbox, agg.ID), func(m *nats.Msg) {
+		if string(m.Data) == sandbox.RecordPending {
+			pending()
+			return
+		}
+		_ = m.Respond(nil)
+	})
 	if err != nil {
 		return nil, unreachable(err)
 	}

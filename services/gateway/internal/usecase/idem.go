@@ -77,6 +77,8 @@ type entry struct {
 	Result *int64 `json:"result,omitempty"`
 	Size   int64  `json:"size,omitempty"`
 	SHA256 []byte `json:"sha256,omitempty"`
+	// Answer is what the first caller was told, where a later look would tell another thing.
+	Answer string `json:"answer,omitempty"`
 }
 
 // claim binds an idempotency key to the request it came with, for the lifetime of bucket idem (24 h). The same key with the
@@ -173,6 +175,41 @@ func (u *UseCases) once(ctx context.Context, c claim, do func(context.Context) (
 		u.logger.WarnContext(ctx, "the result of an idempotent call is not recorded", "error", rerr)
 	}
 	return written, err
+}
+
+// settle makes value the answer of a claim, unless it has one already: that is given then. Without a key value stands.
+func (u *UseCases) settle(ctx context.Context, c claim, value string) (string, error) {
+	if c.name == "" {
+		return value, nil
+	}
+	kv, err := u.keys(ctx)
+	if err != nil {
+		return value, err
+	}
+	answer := value
+	err = again(ctx, func(ctx context.Context) error {
+		for {
+			e, revision, err := u.read(ctx, c)
+			switch {
+			case errors.Is(err, jetstream.ErrKeyNotFound):
+				return nil // forgotten meanwhile, and so is its answer
+			case err != nil:
+				return err
+			case e.Answer != "":
+				answer = e.Answer
+				return nil
+			}
+			e.Answer = value
+			if _, err = kv.Update(ctx, c.name, encode(e), revision); !errors.Is(err, jetstream.ErrKeyExists) && !errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+				return err
+			}
+			// Somebody was faster, which the next look shows.
+		}
+	})
+	if err != nil {
+		return value, unreachable(err)
+	}
+	return answer, nil
 }
 
 func encode(e entry) []byte {

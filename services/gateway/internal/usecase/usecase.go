@@ -62,6 +62,8 @@ type Limits struct {
 	Heartbeat time.Duration
 	// Quotas of tenants that have none of their own, for who asks: lifecycle and exec hold everybody to them.
 	Quotas scopes.Quotas
+	// OutagePatience is how long who follows an exec is not told that the log cannot be reached.
+	OutagePatience time.Duration
 }
 
 // UseCases is the gateway's behaviour.
