@@ -166,3 +166,31 @@ func (l Lease) release(ctx context.Context, revision uint64) {
 		l.Log.Warn("the lease was not given back", "lease", l.Key, "error", err)
 	}
 }
+
+// ErrHeld: another process has the lease.
+var ErrHeld = errors.New("the lease is held by another")
+
+// Once has do run one time, with the lease, and gives its error; do's context ends when the lease is lost. It takes up to a TTL to tell a
+// holder that has vanished from one that lives, and then gives ErrHeld.
+func (l Lease) Once(ctx context.Context, do func(ctx context.Context) error) error {
+	tick := time.NewTicker(l.ttl() / parts)
+	defer tick.Stop()
+	w := watch{ttl: l.ttl()}
+	for {
+		seen := w.revision
+		revision, err := l.take(ctx, &w)
+		switch {
+		case err != nil:
+			return err
+		case revision > 0:
+			return l.hold(ctx, revision, do)
+		case seen != 0 && w.revision != seen:
+			return ErrHeld
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -179,6 +179,7 @@ func operator(b *builder) {
 		b.bucket(name)
 		b.watch(name)
 	}
+	b.bucket(topology.BucketLease, topology.LeaseRebuild)
 	b.publish(
 		api("STREAM.LIST"), api("STREAM.NAMES"), api("CONSUMER.LIST.*"), api("CONSUMER.NAMES.*"), api("INFO"),
 		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.

@@ -146,6 +146,7 @@ func acts() []act {
 		pub("skip what views show", "$KV."+topology.BucketCheckpoint+"."+topology.ProjectionSandboxView, scheduler, host),
 		pub("take the worker's lease", "$KV."+topology.BucketLease+".reconcile."+worker, host),
 		pub("take another worker's lease", "$KV."+topology.BucketLease+".reconcile."+another),
+		pub("make rows of usage anew", "$KV."+topology.BucketLease+"."+topology.LeaseRebuild, operator),
 		pub("reach the system", "$SYS.REQ.SERVER.PING"),
 
 		js("read the log", "DIRECT.GET."+topology.StreamEvents, gateway, scheduler, host, exec, usage, gc, operator),

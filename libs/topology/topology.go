@@ -55,6 +55,9 @@ func CheckpointWebhook(id string) string { return "webhook." + id }
 // ConsumerWebhook names an endpoint in dead letters; no consumer has this name.
 func ConsumerWebhook(id string) string { return "webhook-" + id }
 
+// LeaseRebuild is the entry of BucketLease of whoever makes the rows of usage anew.
+const LeaseRebuild = "rebuild.usage"
+
 // Durable consumers.
 const (
 	ConsumerScheduler = "lifecycle-scheduler-v1"
