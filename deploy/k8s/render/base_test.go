@@ -77,7 +77,7 @@ func TestEachMetricThatIsNamedExists(t *testing.T) {
 	}
 	require.Equal(t, []string{"sandtrail_nothing_total"}, named("rate(sandtrail_nothing_total[5m])"))
 	uses := 0
-	for _, path := range []string{"chart/files/alerts.yaml", "chart/files/dashboard.json", "chart/templates/autoscaling.yaml"} {
+	for _, path := range []string{"chart/files/alerts.yaml", "chart/files/dashboard.json", "chart/files/usage-dashboard.json", "chart/templates/autoscaling.yaml"} {
 		text, err := os.ReadFile(filepath.Join(dir, path))
 		require.NoError(t, err)
 		require.Empty(t, named(string(text)), path)

@@ -26,6 +26,8 @@ type Config struct {
 	// ClickHouse is the address of a server, clickhouse://user:password@host:9000 or http://…. Empty: the built-in engine runs
 	// as a child process.
 	ClickHouse string
+	// Cluster is the name of the replicas' cluster, as ClickHouse's configuration has it. Empty: one server.
+	Cluster string
 	// Dir holds the data of the built-in engine.
 	Dir string
 	// Cache is where the built-in engine's library stands or is put; empty: the default, see DefaultCache.
@@ -45,7 +47,8 @@ func (c Config) Validate() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("clickhouse: %w", err))
 		} else {
-			errs = append(errs, conn.Close())
+			_, err := conn.OnCluster(c.Cluster)
+			errs = append(errs, err, conn.Close())
 		}
 	}
 	if c.ClickHouse == "" && c.Dir == "" {
@@ -128,11 +131,16 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 		}
 		address = a.engine.URL()
 	}
-	var err error
-	if a.conn, err = clickhouse.Open(address); err != nil {
+	conn, err := clickhouse.Open(address)
+	if err != nil {
 		return err
 	}
-	if err := a.schema(ctx); err != nil {
+	a.conn = conn
+	if conn, err = conn.OnCluster(c.Cluster); err != nil {
+		return err
+	}
+	a.conn = conn
+	if err := a.schema(ctx, d.JS); err != nil {
 		return err
 	}
 	if a.rollups, err = newRollups(d.Registerer); err != nil {
@@ -144,11 +152,14 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 
 // schema brings the schema up to date. ClickHouse may be out of reach at the start as at any other time: that is waited out. What it refuses
 // is final.
-func (a *App) schema(ctx context.Context) error {
+func (a *App) schema(ctx context.Context, js jetstream.JetStream) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaPatience)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		err := a.conn.Up(ctx)
+		err := a.conn.Upgrade(ctx, func(ctx context.Context) error {
+			// Columns that a migration makes are empty in the rows that stand, and tables that it makes have none at all, whatever the checkpoint says.
+			return project.Anew(ctx, js)
+		})
 		if err == nil || clickhouse.Refused(err) {
 			return err
 		}

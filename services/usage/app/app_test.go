@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if app.IsEngine() {
 		os.Exit(app.EngineMain())
 	}
+	if os.Getenv(childEnv) != "" {
+		os.Exit(child())
+	}
 	os.Exit(m.Run())
 }
 

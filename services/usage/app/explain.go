@@ -19,10 +19,11 @@ import (
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
 
-// Question chooses quantities and what they are added up by; Group is an answer. See Show.
+// Question chooses quantities and what they are added up by; Group is an answer, Meter what is counted. See Show.
 type (
 	Question = clickhouse.Question
 	Group    = clickhouse.Group
+	Meter    = metering.Meter
 )
 
 // Dimensions are what quantities can be added up by.

@@ -21,11 +21,15 @@ type rollups struct {
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
 	seq      prometheus.Gauge
+	behind   prometheus.Gauge
+	// done is when a pass succeeded last, or the service began.
+	done time.Time
 }
 
 func newRollups(r prometheus.Registerer) (*rollups, error) {
 	const ns, sub = "sandtrail", "usage"
 	m := &rollups{
+		done: time.Now(),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: ns, Subsystem: sub, Name: "rollup_failures_total", Help: "Failed attempts to add hours up; they are late then, not wrong.",
 		}),
@@ -36,7 +40,10 @@ func newRollups(r prometheus.Registerer) (*rollups, error) {
 			Namespace: ns, Subsystem: sub, Name: "rollup_sequence", Help: "Sequence of the log up to which this service has added hours up.",
 		}),
 	}
-	for _, c := range []prometheus.Collector{m.failures, m.seconds, m.seq} {
+	m.behind = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: ns, Subsystem: sub, Name: "rollup_behind_seconds", Help: "Since when this service has tried in vain to add hours up; 0 when it has not.",
+	})
+	for _, c := range []prometheus.Collector{m.failures, m.seconds, m.seq, m.behind} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -44,12 +51,22 @@ func newRollups(r prometheus.Registerer) (*rollups, error) {
 	return m, nil
 }
 
+// since notes how a pass ended.
+func (m *rollups) since(now time.Time, err error) {
+	if err == nil {
+		m.done = now
+	}
+	m.behind.Set(now.Sub(m.done).Seconds())
+}
+
 // roll keeps the rollups up with the rows until ctx ends. Only the service whose projector is at work does, which spares the others
 // the work; two that do so at once disturb nobody.
 func (a *App) roll(ctx context.Context) error {
 	every := a.rollEvery
 	for ctx.Err() == nil {
-		if err := a.rollOnce(ctx); err != nil && ctx.Err() == nil {
+		err := a.rollOnce(ctx)
+		a.rollups.since(time.Now(), err)
+		if err != nil && ctx.Err() == nil {
 			a.rollups.failures.Inc()
 			a.log.WarnContext(ctx, "cannot add hours up, trying again", "error", err)
 		}

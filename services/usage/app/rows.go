@@ -25,7 +25,7 @@ func OpenRows(ctx context.Context, js jetstream.JetStream, address string) (*Row
 		return nil, err
 	}
 	r := &Rows{conn: conn}
-	if err := (&App{conn: conn, log: slog.New(slog.DiscardHandler)}).schema(ctx); err != nil {
+	if err := (&App{conn: conn, log: slog.New(slog.DiscardHandler)}).schema(ctx, js); err != nil {
 		return nil, closed(conn, err)
 	}
 	if r.rows, err = project.NewRows(ctx, js, conn); err != nil {

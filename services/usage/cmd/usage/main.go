@@ -18,6 +18,7 @@ import (
 type flags struct {
 	chassis.Flags
 	ClickHouse string `name:"clickhouse" help:"Address of a ClickHouse server, clickhouse://user:password@host:9000 (unless set, the built-in one runs)."`
+	Cluster    string `name:"clickhouse-cluster" help:"The cluster of replicas that the server belongs to: tables are made on all of them, replicated."`
 	Dir        string `name:"dir" default:"/var/lib/sandtrail/clickhouse" help:"Data directory of the built-in ClickHouse."`
 	Cache      string `name:"cache" help:"Directory for downloads (by default sandtrail in the user's cache)."`
 	NativePort int    `name:"clickhouse-port" help:"Native port of the built-in ClickHouse on loopback (9000 if free)."`
@@ -29,7 +30,7 @@ func (f *flags) config() app.Config {
 	if err != nil {
 		dir = f.Dir
 	}
-	return app.Config{ClickHouse: f.ClickHouse, Dir: dir, Cache: f.Cache, NativePort: f.NativePort, HTTPPort: f.HTTPPort}
+	return app.Config{ClickHouse: f.ClickHouse, Cluster: f.Cluster, Dir: dir, Cache: f.Cache, NativePort: f.NativePort, HTTPPort: f.HTTPPort}
 }
 
 // Validate is called by kong.

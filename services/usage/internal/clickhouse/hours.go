@@ -21,7 +21,7 @@ func (c *Conn) Hours(ctx context.Context, tenant string, daily bool) (metering.W
 	if daily {
 		q = "SELECT tenant_id, sandbox_id, session_id, meter, toDateTime(day, 'UTC'), quantity FROM agents.usage_daily"
 	}
-	rows, err := c.conn.Query(final(ctx), q+" WHERE ? = '' OR tenant_id = ?", tenant, tenant)
+	rows, err := c.query(final(ctx), q+" WHERE ? = '' OR tenant_id = ?", tenant, tenant)
 	if err != nil {
 		return nil, unreadable(err)
 	}

@@ -42,7 +42,7 @@ func (c *Conn) List(ctx context.Context, f Filter) ([]Row, string, error) {
 		" memory_avg_bytes, disk_read_bytes, disk_write_bytes, network_egress_bytes, network_ingress_bytes, gpu_ms, gpu_memory_bytes," +
 		" wall_time_ms, exit_code, signal, reason, stdout_bytes, stderr_bytes, usage_method, event_id, stream_seq, schema_version" +
 		" FROM agents.usage_events" + where + " ORDER BY occurred_at DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
-	rows, err := c.conn.Query(ctx, q, args...)
+	rows, err := c.query(ctx, q, args...)
 	if err != nil {
 		return nil, "", unreadable(err)
 	}

@@ -34,6 +34,8 @@ type Mark struct {
 	At  time.Time
 	// Schema is the version of the mapping.
 	Schema uint16
+	// generation names the tables that the mark is of: a rebuild puts others in their place.
+	generation string
 }
 
 // Until is how far workspaces that are kept are billed: up to the last hour that was over, in Unix milliseconds.
@@ -43,18 +45,26 @@ func (m Mark) revision() uint64 { return m.Seq<<16 + uint64(m.Schema) }
 
 // Marked is up to where the rollups are complete; the zero mark before the first.
 func (c *Conn) Marked(ctx context.Context) (Mark, error) {
-	rows, err := c.conn.Query(ctx, "SELECT life, stream_seq, at, bitAnd(revision, 65535) FROM agents.usage_rollup FINAL WHERE name = 'all'")
+	rows, err := c.query(ctx, "SELECT name, life, stream_seq, at, bitAnd(revision, 65535) FROM agents.usage_rollup FINAL WHERE name IN ('all', 'generation')")
 	if err != nil {
 		return Mark{}, unreadable(err)
 	}
 	defer func() { _ = rows.Close() }()
 	var m Mark
 	for rows.Next() {
-		var schema uint64
-		if err := rows.Scan(&m.Life, &m.Seq, &m.At, &schema); err != nil {
+		var (
+			name   string
+			row    Mark
+			schema uint64
+		)
+		if err := rows.Scan(&name, &row.Life, &row.Seq, &row.At, &schema); err != nil {
 			return Mark{}, unreadable(err)
 		}
-		m.Schema = uint16(schema) //nolint:gosec // masked
+		if name == "generation" {
+			m.generation = row.Life
+			continue
+		}
+		m.Life, m.Seq, m.At, m.Schema = row.Life, row.Seq, row.At, uint16(schema) //nolint:gosec // masked
 	}
 	if err := rows.Err(); err != nil {
 		return Mark{}, unreadable(err)
@@ -116,7 +126,7 @@ func (c *Conn) dirty(ctx context.Context, was, m Mark) (dirty, error) {
 	if was.Seq == 0 {
 		since = 0
 	}
-	rows, err := c.conn.Query(ctx, statement("dirty", m), was.Seq, m.Seq, since, was.Seq > 0 && was.Until() != m.Until(), m.Seq, since)
+	rows, err := c.query(ctx, statement("dirty", m), was.Seq, m.Seq, since, was.Seq > 0 && was.Until() != m.Until(), m.Seq, since)
 	if err != nil {
 		return d, fmt.Errorf("find what has changed: %w", err)
 	}
@@ -138,7 +148,7 @@ func (c *Conn) dirty(ctx context.Context, was, m Mark) (dirty, error) {
 
 // hours writes the hours of some sandboxes that are not as they stand.
 func (c *Conn) hours(ctx context.Context, d dirty, m Mark) error {
-	err := c.conn.Exec(ctx, "INSERT INTO agents.usage_hourly_raw (tenant_id, sandbox_id, session_id, meter, hour, quantity, revision)\nWITH\n"+
+	err := c.exec(ctx, "INSERT INTO agents.usage_hourly_raw (tenant_id, sandbox_id, session_id, meter, hour, quantity, revision)\nWITH\n"+
 		statement("spans", m)+statement("hourly", m), d.tenants, d.sandboxes, d.box, d.exec, m.revision())
 	if err != nil {
 		return fmt.Errorf("compute hours: %w", err)
@@ -164,19 +174,26 @@ WHERE (tenant_id, sandbox_id, toDate(hour)) IN (SELECT tenant_id, sandbox_id, to
 GROUP BY tenant_id, day, sandbox_id, session_id, meter`, []any{m.revision(), behind}},
 		{statement("windows", m), []any{m.Seq, m.revision(), m.At.Add(-Grace).UnixMilli(), behind}},
 		{
-			"INSERT INTO agents.usage_rollup (name, life, stream_seq, at, revision) SELECT 'all', ?, ?, fromUnixTimestamp64Milli(toInt64(?), 'UTC'), ?",
-			[]any{m.Life, m.Seq, m.At.UnixMilli(), m.revision()},
+			// Where other tables were put in the place of those that were computed, the mark says nothing about them. The server decides
+			// which table it writes to before it looks for the generation, so there is no time in between.
+			"INSERT INTO agents.usage_rollup (name, life, stream_seq, at, revision) SELECT 'all', ?, ?, fromUnixTimestamp64Milli(toInt64(?), 'UTC'), ?" +
+				" WHERE (SELECT max(life) FROM agents.usage_rollup FINAL WHERE name = 'generation') = ?",
+			[]any{m.Life, m.Seq, m.At.UnixMilli(), m.revision(), was.generation},
 		},
 	}
 	for _, s := range steps {
-		if err := c.conn.Exec(ctx, s.query, s.args...); err != nil {
+		if err := c.exec(ctx, s.query, s.args...); err != nil {
 			return fmt.Errorf("settle rollups: %w", err)
 		}
 	}
 	if len(late) == 0 {
 		return nil
 	}
-	if err := c.conn.Exec(ctx, "DELETE FROM agents.usage_late WHERE note IN (SELECT toUUID(arrayJoin(?)))", texts(late)); err != nil {
+	if now, err := c.Marked(ctx); err != nil || now.generation != was.generation {
+		// What was late is not in the hours of the tables that stand now.
+		return err
+	}
+	if err := c.exec(ctx, "DELETE FROM agents.usage_late WHERE note IN (SELECT toUUID(arrayJoin(?)))", texts(late)); err != nil {
 		return fmt.Errorf("forget late rows: %w", err)
 	}
 	return nil
@@ -184,14 +201,14 @@ GROUP BY tenant_id, day, sandbox_id, session_id, meter`, []any{m.revision(), beh
 
 // Late says that a row of a sandbox was inserted behind the mark.
 func (c *Conn) Late(ctx context.Context, tenant string, sandbox uuid.UUID) error {
-	if err := c.conn.Exec(ctx, "INSERT INTO agents.usage_late (tenant_id, sandbox_id) SELECT ?, toUUID(?)", tenant, sandbox.String()); err != nil {
+	if err := c.exec(ctx, "INSERT INTO agents.usage_late (tenant_id, sandbox_id) SELECT ?, toUUID(?)", tenant, sandbox.String()); err != nil {
 		return fmt.Errorf("note a late row: %w", err)
 	}
 	return nil
 }
 
 func (c *Conn) lateNotes(ctx context.Context) ([]uuid.UUID, error) {
-	rows, err := c.conn.Query(ctx, "SELECT note FROM agents.usage_late")
+	rows, err := c.query(ctx, "SELECT note FROM agents.usage_late")
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -210,7 +227,7 @@ func (c *Conn) lateNotes(ctx context.Context) ([]uuid.UUID, error) {
 // forget removes the rollups. The mark goes first: without it all is computed anew.
 func (c *Conn) forget(ctx context.Context) error {
 	for _, table := range []string{"usage_rollup", "usage_hourly_raw", "usage_daily_raw", "usage_windows_raw", "usage_late"} {
-		if err := c.conn.Exec(ctx, "TRUNCATE TABLE agents."+table); err != nil {
+		if err := c.exec(ctx, "TRUNCATE TABLE agents."+table); err != nil {
 			return fmt.Errorf("remove the rollups: %w", err)
 		}
 	}

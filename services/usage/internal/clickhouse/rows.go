@@ -116,7 +116,7 @@ func (c *Conn) Insert(ctx context.Context, rows *Block) error {
 		return nil
 	}
 	ctx = ch.Context(ctx, ch.WithSettings(ch.Settings{"insert_deduplication_token": uuid.NewString()}))
-	b, err := c.conn.PrepareBatch(ctx, insertStatement)
+	b, err := c.conn.PrepareBatch(ctx, c.named(insertStatement))
 	if err != nil {
 		return fmt.Errorf("begin insert: %w", err)
 	}
@@ -137,7 +137,7 @@ func (c *Conn) Clear(ctx context.Context) error {
 	if err := c.forget(ctx); err != nil {
 		return err
 	}
-	if err := c.conn.Exec(ctx, "TRUNCATE TABLE agents.usage_events_raw"); err != nil {
+	if err := c.exec(ctx, "TRUNCATE TABLE agents.usage_events_raw"); err != nil {
 		return fmt.Errorf("remove all rows: %w", err)
 	}
 	return nil

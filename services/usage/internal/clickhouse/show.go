@@ -53,7 +53,7 @@ func (c *Conn) Show(ctx context.Context, q Question) ([]Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.conn.Query(final(ctx), query, args...)
+	rows, err := c.query(final(ctx), query, args...)
 	if err != nil {
 		return nil, unreadable(err)
 	}
@@ -160,9 +160,13 @@ type Origin struct {
 
 // Find looks an id up: that of a usage row, an exec, an event, or a sandbox. false: there is no row of it.
 func (c *Conn) Find(ctx context.Context, id uuid.UUID) (Origin, bool, error) {
-	rows, err := c.conn.Query(ctx, "SELECT tenant_id, sandbox_id, if(sandbox_id = toUUID(?), toUUIDOrZero(''), exec_id) FROM agents.usage_events_raw"+
-		" WHERE id = toUUID(?) OR exec_id = toUUID(?) OR event_id = toUUID(?) OR sandbox_id = toUUID(?) LIMIT 1",
-		id.String(), id.String(), id.String(), id.String(), id.String())
+	// Each by itself, because one condition about several columns would use none of their indexes.
+	const one = "SELECT tenant_id, sandbox_id, %s AS exec FROM agents.usage_events_raw WHERE %s = toUUID(?) LIMIT 1"
+	var each []string
+	for _, of := range [][2]string{{"exec_id", "id"}, {"exec_id", "exec_id"}, {"exec_id", "event_id"}, {"toUUIDOrZero('')", "sandbox_id"}} {
+		each = append(each, fmt.Sprintf("("+one+")", of[0], of[1]))
+	}
+	rows, err := c.query(ctx, "SELECT tenant_id, sandbox_id, exec FROM ("+strings.Join(each, " UNION ALL ")+") LIMIT 1", id.String(), id.String(), id.String(), id.String())
 	if err != nil {
 		return Origin{}, false, unreadable(err)
 	}

@@ -5,11 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"html"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,6 +29,7 @@ type childConfig struct {
 	Library, Dir, Ready string
 	Native, HTTP        int
 	AdminPassword       string
+	Users               map[string]User
 }
 
 // IsChild reports whether this process was started to be the engine. The program that hosts the engine asks first thing in
@@ -130,10 +134,11 @@ func writeConfig(cfg childConfig) (string, error) {
 <users>
 <default><password/><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota>
 <grants>%s</grants></default>
-<%[2]s><password_sha256_hex>%[3]x</password_sha256_hex><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota></%[2]s>
+%[4]s<%[2]s><password_sha256_hex>%[3]x</password_sha256_hex><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota></%[2]s>
 </users>
 </clickhouse>
-`, grants(), adminUser, sha256.Sum256([]byte(cfg.AdminPassword)))
+`, grants([]string{"SYSTEM LISTEN ON *.*", "SELECT ON system.one", "SELECT ON system.numbers", "SELECT ON agents.*"}), adminUser,
+		sha256.Sum256([]byte(cfg.AdminPassword)), others(cfg))
 	if err := os.WriteFile(users, []byte(text), 0o600); err != nil {
 		return "", fmt.Errorf("write users: %w", err)
 	}
@@ -149,13 +154,26 @@ func writeConfig(cfg childConfig) (string, error) {
 	return conf, nil
 }
 
-// grants are the rights of the user without a password.
-func grants() string {
+// grants are rights as the configuration has them.
+func grants(all []string) string {
 	var b strings.Builder
-	for _, g := range []string{
-		"SYSTEM LISTEN ON *.*", "SELECT ON system.one", "SELECT ON system.numbers", "SELECT ON agents.*",
-	} {
-		fmt.Fprintf(&b, "<query>GRANT %s</query>", g)
+	for _, g := range all {
+		fmt.Fprintf(&b, "<query>GRANT %s</query>", html.EscapeString(g))
+	}
+	return b.String()
+}
+
+// others are the further users.
+func others(cfg childConfig) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(cfg.Users)) {
+		u := cfg.Users[name]
+		fmt.Fprintf(&b, "<%[1]s><password_sha256_hex>%[2]x</password_sha256_hex><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota>"+
+			"<grants>%[3]s</grants><databases><agents>", name, sha256.Sum256([]byte(cfg.AdminPassword)), grants(u.Grants))
+		for _, table := range slices.Sorted(maps.Keys(u.Policies)) {
+			fmt.Fprintf(&b, "<%[1]s><filter>%[2]s</filter></%[1]s>", table, html.EscapeString(u.Policies[table]))
+		}
+		fmt.Fprintf(&b, "</agents></databases></%s>\n", name)
 	}
 	return b.String()
 }

@@ -36,7 +36,17 @@ type Options struct {
 	// LockWait is how long to wait for the end of another engine on Dir, by default 3 s: one whose parent was killed goes
 	// within that time.
 	LockWait time.Duration
-	Log      *slog.Logger
+	// Users are further users, by name. Their password is that of URL.
+	Users map[string]User
+	Log   *slog.Logger
+}
+
+// User is a user who may do less than everything.
+type User struct {
+	// Grants are what it is granted, such as "SELECT ON agents.*".
+	Grants []string
+	// Policies are the rows that it sees of tables of the database agents, as conditions by table; all of the others.
+	Policies map[string]string
 }
 
 const (
@@ -100,6 +110,11 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		return nil, err
 	}
 	e.ports, e.current = c.ports, c
+	if err := e.publish(); err != nil {
+		c.end(0)
+		_ = lock.Close()
+		return nil, err
+	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e.stop = stop
 	go e.supervise(run, c)
@@ -107,8 +122,26 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 }
 
 // URL is the address for the native protocol, with the user that may do everything. It holds a password: never log it.
-func (e *Engine) URL() string {
-	return fmt.Sprintf("clickhouse://%s:%s@127.0.0.1:%d/default", adminUser, e.password, e.ports.Native)
+func (e *Engine) URL() string { return e.As(adminUser) }
+
+// As is URL for another user.
+func (e *Engine) As(user string) string {
+	return fmt.Sprintf("clickhouse://%s:%s@127.0.0.1:%d/default", user, e.password, e.ports.Native)
+}
+
+// AddressFile is the file in the data directory that holds URL while the engine lives, for those who may read the directory: its owner.
+const AddressFile = "address"
+
+// publish writes the address file.
+func (e *Engine) publish() error {
+	path := filepath.Join(e.options.Dir, AddressFile)
+	if err := os.WriteFile(path+".new", []byte(e.URL()+"\n"), 0o600); err != nil {
+		return fmt.Errorf("write the engine's address: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write the engine's address: %w", err)
+	}
+	return nil
 }
 
 // HTTP is the address to show to people: user default, who may read the views and needs no password.
@@ -128,6 +161,7 @@ func (e *Engine) Restarts() int {
 func (e *Engine) Close() {
 	e.stop()
 	<-e.stopped
+	_ = os.Remove(filepath.Join(e.options.Dir, AddressFile))
 	_ = e.lock.Close()
 }
 
@@ -175,7 +209,7 @@ func (e *Engine) launch(ctx context.Context) (*child, error) {
 	defer cancel()
 	cfg := childConfig{
 		Library: e.options.Library, Dir: e.options.Dir, Ready: filepath.Join(e.options.Dir, "ready.json"),
-		Native: e.ports.Native, HTTP: e.ports.HTTP, AdminPassword: e.password,
+		Native: e.ports.Native, HTTP: e.ports.HTTP, AdminPassword: e.password, Users: e.options.Users,
 	}
 	if err := os.Remove(cfg.Ready); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove old ready file: %w", err)

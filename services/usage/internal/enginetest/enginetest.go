@@ -26,10 +26,7 @@ func Start(t testing.TB, dir string, ports ...int) *engine.Engine {
 	if testing.Short() {
 		t.Skip("-short: a real ClickHouse")
 	}
-	cache, err := engine.CacheDir()
-	require.NoError(t, err)
-	lib, err := engine.Prepare(t.Context(), cache, func(s string) { t.Log(s) })
-	require.NoError(t, err)
+	lib := library(t)
 	if dir == "" {
 		dir = t.TempDir()
 	}
@@ -37,10 +34,33 @@ func Start(t testing.TB, dir string, ports ...int) *engine.Engine {
 	if len(ports) == 2 {
 		o.Native, o.HTTP = ports[0], ports[1]
 	}
+	return launch(t, o)
+}
+
+// StartWith starts an engine with further users.
+func StartWith(t testing.TB, users map[string]engine.User) *engine.Engine {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: a real ClickHouse")
+	}
+	return launch(t, engine.Options{Library: library(t), Dir: t.TempDir(), Users: users, Log: slog.New(slog.DiscardHandler)})
+}
+
+func launch(t testing.TB, o engine.Options) *engine.Engine {
+	t.Helper()
 	e, err := engine.Start(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
 	return e
+}
+
+func library(t testing.TB) string {
+	t.Helper()
+	cache, err := engine.CacheDir()
+	require.NoError(t, err)
+	lib, err := engine.Prepare(t.Context(), cache, func(s string) { t.Log(s) })
+	require.NoError(t, err)
+	return lib
 }
 
 // Open connects to a server and brings its schema up to date.

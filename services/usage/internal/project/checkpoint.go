@@ -49,7 +49,7 @@ func (s *session) resume(ctx context.Context) (uint64, error) {
 		return 0, fmt.Errorf("look up the stream of events: %w", err)
 	}
 	s.incarnation = stream.CachedInfo().Config.Metadata[topology.MetaIncarnation]
-	c, revision, err := s.p.load(ctx)
+	c, revision, err := load(ctx, s.p.kv)
 	if err != nil {
 		return 0, err
 	}
@@ -88,8 +88,8 @@ func (s *session) clear(ctx context.Context) error {
 }
 
 // load reads the checkpoint. Revision 0: there is none. What cannot be read counts as one of sequence 0.
-func (p *Projector) load(ctx context.Context) (c checkpoint, revision uint64, err error) {
-	e, err := p.kv.Get(ctx, topology.CheckpointUsage)
+func load(ctx context.Context, kv jetstream.KeyValue) (c checkpoint, revision uint64, err error) {
+	e, err := kv.Get(ctx, topology.CheckpointUsage)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return checkpoint{}, 0, nil
 	}
@@ -175,6 +175,33 @@ func (s *session) retire(ctx context.Context) error {
 	return nil
 }
 
+// Anew makes the next projector read the log from its beginning, and the rows of another life than those that stand: their tables were
+// changed. What stands is replaced.
+func Anew(ctx context.Context, js jetstream.JetStream) error {
+	kv, err := js.KeyValue(ctx, topology.BucketCheckpoint)
+	if err != nil {
+		return fmt.Errorf("look up the bucket of checkpoints: %w", err)
+	}
+	for {
+		c, revision, err := load(ctx, kv)
+		if err != nil || revision == 0 {
+			return err
+		}
+		data, err := json.Marshal(checkpoint{Incarnation: c.Incarnation, Version: c.Version, Clear: c.Clear, Epoch: ids.New()})
+		if err != nil {
+			return fmt.Errorf("encode the checkpoint: %w", err)
+		}
+		_, err = kv.Update(ctx, topology.CheckpointUsage, data, revision)
+		if err == nil {
+			return nil
+		}
+		// A projector at work has stored another one.
+		if !errors.Is(err, jetstream.ErrKeyExists) && !errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+			return fmt.Errorf("store the checkpoint: %w", err)
+		}
+	}
+}
+
 // standBy returns when the projector that is at work seems to have stopped, or the checkpoint is gone.
 func (p *Projector) standBy(ctx context.Context) {
 	var seen uint64
@@ -201,7 +228,7 @@ func (p *Projector) standBy(ctx context.Context) {
 func (p *Projector) look(ctx context.Context) (c checkpoint, revision, last uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	if c, revision, err = p.load(ctx); err != nil {
+	if c, revision, err = load(ctx, p.kv); err != nil {
 		return c, 0, 0, err
 	}
 	stream, err := p.js.Stream(ctx, topology.StreamEvents)
@@ -242,12 +269,25 @@ type Position struct {
 
 // Position reads the checkpoint. false: there is none yet, or the rows are being made anew.
 func (p *Projector) Position(ctx context.Context) (Position, bool, error) {
+	return position(ctx, p.kv, p.id)
+}
+
+// Standing is Position for whoever is no projector.
+func Standing(ctx context.Context, js jetstream.JetStream) (Position, bool, error) {
+	kv, err := js.KeyValue(ctx, topology.BucketCheckpoint)
+	if err != nil {
+		return Position{}, false, fmt.Errorf("look up the bucket of checkpoints: %w", err)
+	}
+	return position(ctx, kv, "")
+}
+
+func position(ctx context.Context, kv jetstream.KeyValue, id string) (Position, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	c, _, err := p.load(ctx)
+	c, _, err := load(ctx, kv)
 	if err != nil || c.Clear || c.Seq == 0 || c.Stored.IsZero() || c.Version != schemaVersion {
 		return Position{}, false, err
 	}
 	life := fmt.Sprintf("%s:%s:%d", c.Incarnation, c.Epoch, c.Version)
-	return Position{Seq: c.Seq, At: c.Stored, Life: life, Schema: schemaVersion, Mine: c.Projector == p.id}, true, nil
+	return Position{Seq: c.Seq, At: c.Stored, Life: life, Schema: schemaVersion, Mine: c.Projector == id}, true, nil
 }
