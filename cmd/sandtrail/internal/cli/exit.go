@@ -52,7 +52,7 @@ const exitHelp = `Exit codes:
   243  the server was not reached or did not answer in time
   244  an exec was accepted and its outcome is not known
   245  interrupted
-  246  topology diff: the server differs from what it should have; usage verify: ClickHouse differs from the log
+  246  topology diff: the server differs from what it should have; usage verify, usage rebuild: ClickHouse differs from the log
   247  audit: the log, the export or the proof is not what was recorded
   249  anything else
 `

@@ -17,6 +17,9 @@ type Usage struct {
 	Top     UsageTop     `cmd:"" help:"Show who used most."`
 	Explain UsageExplain `cmd:"" help:"Show which events lead to a row, and by which arithmetic."`
 	Verify  UsageVerify  `cmd:"" help:"Add the log up and compare with ClickHouse, to the last unit."`
+	Invoice UsageInvoice `cmd:"" help:"Show the invoice lines of a month."`
+	Price   UsagePrice   `cmd:"" help:"List, add and import prices."`
+	Rebuild UsageRebuild `cmd:"" help:"Make all rows from the log beside those that stand, compare, and swap."`
 }
 
 // UsageLs is `sandtrail usage ls`.

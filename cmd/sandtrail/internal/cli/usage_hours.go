@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,28 @@ import (
 
 // Rows are the flags of commands that read ClickHouse. They are for operators and for who bills: no tenant's key gives that right.
 type Rows struct {
-	ClickHouse string `name:"clickhouse" default:"clickhouse://default@127.0.0.1:9000" env:"SANDTRAIL_CLICKHOUSE" placeholder:"URL" group:"The rows" help:"The ClickHouse server; may hold a password, which is never printed."`
+	ClickHouse string `name:"clickhouse" default:"clickhouse://default@127.0.0.1:9000" env:"SANDTRAIL_CLICKHOUSE" placeholder:"URL" group:"The rows" help:"The ClickHouse server; may hold a password, which is never printed. @FILE: the address is in a file, as that of the built-in one is in clickhouse/address of its state directory."`
+}
+
+// maxAddress bounds a file with an address, in bytes.
+const maxAddress = 4096
+
+// address is that of the server.
+func (r *Rows) address() (string, error) {
+	path, ok := strings.CutPrefix(r.ClickHouse, "@")
+	if !ok {
+		return r.ClickHouse, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", usagef("--clickhouse: %v", err)
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxAddress+1))
+	if err != nil || len(text) > maxAddress {
+		return "", usagef("--clickhouse: %s holds no address", path)
+	}
+	return strings.TrimSpace(string(text)), nil
 }
 
 // Chosen are the flags that choose quantities.
@@ -74,7 +96,7 @@ type UsageShow struct {
 	Rows
 	Chosen
 	By      []string      `default:"tenant,day" placeholder:"WHAT" help:"Add up by these, of: tenant, session, sandbox, hour, day, month. Default: ${default}."`
-	Output  string        `short:"o" default:"table" enum:"table,json,csv" help:"Print as ${enum}."`
+	Output  string        `short:"o" default:"table" enum:"table,json,csv,parquet" help:"Print as ${enum}."`
 	Timeout time.Duration `default:"1m" help:"Give up after this long."`
 }
 
@@ -90,7 +112,7 @@ func (s *UsageShow) Run(e *Env) error {
 		return err
 	}
 	q.By = s.By
-	return show(e, s.ClickHouse, q, s.Output, s.Timeout)
+	return show(e, s.Rows, q, s.Output, s.Timeout)
 }
 
 // UsageTop is `sandtrail usage top`.
@@ -121,10 +143,17 @@ func (t *UsageTop) Run(e *Env) error {
 		q.Since = time.Now().UTC().Add(-24 * time.Hour).Truncate(time.Hour)
 	}
 	q.By, q.Most, q.Limit = []string{t.By}, true, t.N
-	return show(e, t.ClickHouse, q, t.Output, t.Timeout)
+	return show(e, t.Rows, q, t.Output, t.Timeout)
 }
 
-func show(e *Env, address string, q usageapp.Question, output string, timeout time.Duration) error {
+func show(e *Env, r Rows, q usageapp.Question, output string, timeout time.Duration) error {
+	if output == "parquet" && render.Terminal(e.Stdout) {
+		return usagef("-o parquet: it is no text; write it to a file")
+	}
+	address, err := r.address()
+	if err != nil {
+		return err
+	}
 	ctx, stop := e.interruptible()
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -139,6 +168,8 @@ func show(e *Env, address string, q usageapp.Question, output string, timeout ti
 		return render.Value(e.Stdout, objects(q.By, groups))
 	case "csv":
 		return table(e.Stdout, header, groups)
+	case "parquet":
+		return writeParquet(e.Stdout, q.By, groups)
 	}
 	t := render.Table{}
 	for _, h := range header {

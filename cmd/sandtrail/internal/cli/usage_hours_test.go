@@ -5,11 +5,15 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	ch "github.com/ClickHouse/clickhouse-go/v2"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -24,12 +28,25 @@ import (
 	usageapp "github.com/sandtrail/sandtrail/services/usage/app"
 )
 
-func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
+// bill is a ClickHouse with the usage of one sandbox, ready in the last minutes of a May.
+type bill struct {
+	// admin is the file with the address of the user who may do everything.
+	admin string
+	box   subject.Aggregate
+	// exec and row are ids of its one exec.
+	exec, row string
+	js        jetstream.JetStream
+}
+
+// billed runs the usage service over a log of one sandbox, and gives what runs `sandtrail usage` on both.
+func billed(t *testing.T) (bill, func(args ...string) result) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("-short: a real ClickHouse")
 	}
 	n := natstest.Start(t)
-	a, err := usageapp.New(t.Context(), usageapp.Config{Dir: t.TempDir(), NativePort: -1, HTTPPort: -1, RollEvery: 100 * time.Millisecond},
+	dir := t.TempDir()
+	a, err := usageapp.New(t.Context(), usageapp.Config{Dir: dir, NativePort: -1, HTTPPort: -1, RollEvery: 100 * time.Millisecond},
 		usageapp.Deps{NC: n.NC, JS: n.JS, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,12 +77,22 @@ func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
 		UptimeMs: 20 * 60_000, Usage: &commonv1.UsageMetrics{CpuMs: 60_000, MemoryAvgBytes: 1 << 29},
 	})
 	run := func(args ...string) result {
+		t.Helper()
 		r := runCLI(nil, nil, append([]string{"usage"}, args...)...)
 		require.Equal(t, cli.ExitOK, r.code, r.stderr+r.stdout)
 		return r
 	}
-	require.Eventually(t, func() bool { return strings.Contains(run("show").stdout, "sandbox_cpu_used") }, 30*time.Second, 100*time.Millisecond)
+	// Hours stand a moment before the mark that says so.
+	require.Eventually(t, func() bool {
+		var v struct{ Sequence int }
+		r := runCLI(nil, nil, "usage", "verify", "-o", "json")
+		return r.code == cli.ExitOK && json.Unmarshal([]byte(r.stdout), &v) == nil && v.Sequence == 4
+	}, 30*time.Second, 100*time.Millisecond)
+	return bill{filepath.Join(dir, "address"), box, exec.ID, row, n.JS}, run
+}
 
+func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
+	b, run := billed(t)
 	rows, err := csv.NewReader(strings.NewReader(run("show", "--by", "month,session", "--meter", "sandbox_cpu_used", "-o", "csv").stdout)).ReadAll()
 	require.NoError(t, err)
 	require.Equal(t, [][]string{
@@ -78,10 +105,10 @@ func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
 	require.Contains(t, run("top", "tenant", "--since", "2026-05-01").stdout, "acme")
 	require.NotContains(t, run("top", "tenant").stdout, "acme", "the last day")
 
-	for _, id := range []string{box.ID, row, exec.ID} {
+	for _, id := range []string{b.box.ID, b.row, b.exec} {
 		out := run("explain", id).stdout
-		require.Contains(t, out, box.ID)
-		if id == box.ID {
+		require.Contains(t, out, b.box.ID)
+		if id == b.box.ID {
 			require.Contains(t, out, "500 thousandths of a core x 1200000 ms")
 			require.Contains(t, out, "600000000")
 		} else {
@@ -98,6 +125,45 @@ func TestUsageByHourIsShownExplainedAndVerified(t *testing.T) {
 	require.Equal(t, 4, v.Events)
 	require.Positive(t, v.Hours)
 	require.Zero(t, v.Different)
+}
+
+func TestUsageIsRebuiltFromTheLog(t *testing.T) {
+	b, run := billed(t)
+	admin := "@" + b.admin
+	out := run("rebuild", "--clickhouse", admin).stdout
+	require.Contains(t, out, "0 missing, 0 changed, 0 foreign")
+	require.Contains(t, out, "swapped: what was made from the log stands now")
+
+	address, err := os.ReadFile(b.admin)
+	require.NoError(t, err)
+	o, err := ch.ParseDSN(strings.TrimSpace(string(address)))
+	require.NoError(t, err)
+	conn, err := ch.Open(o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	require.NoError(t, conn.Exec(t.Context(), "ALTER TABLE agents.usage_events_raw DELETE WHERE event_type = 'exec_command' SETTINGS mutations_sync = 2"))
+	require.NoError(t, conn.Exec(t.Context(), "ALTER TABLE agents.usage_hourly_raw UPDATE quantity = 1 WHERE meter = 'execs' OR meter = 'exec_cpu' SETTINGS mutations_sync = 2"))
+	r := runCLI(nil, nil, "usage", "rebuild", "--clickhouse", admin, "--wait", "0s")
+	require.Equal(t, cli.ExitDifferent, r.code, r.stderr)
+	require.Contains(t, r.stdout, "1 missing, 0 changed, 0 foreign")
+	require.Regexp(t, `acme +\S+ +`+b.row+` +exec_command completed, event 3, 2000 ms, 7 ms CPU +-`, r.stdout)
+	require.Regexp(t, `2026-05-31 +acme +exec_cpu +7000 +1`, r.stdout)
+	require.NotContains(t, r.stdout+r.stderr, strings.Split(string(address), ":")[2], "the password")
+	var j struct {
+		Missing int
+		Hours   int `json:"hours_different"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(run("rebuild", "--clickhouse", admin, "--swap", "-o", "json").stdout), &j))
+	require.Equal(t, 1, j.Missing)
+	require.Equal(t, 1, j.Hours)
+	run("verify")
+	require.Contains(t, run("explain", b.row).stdout, "exec_cpu")
+
+	// The user without a password may not.
+	r = runCLI(nil, nil, "usage", "rebuild")
+	require.NotEqual(t, cli.ExitOK, r.code)
+	r = runCLI(nil, nil, "usage", "rebuild", "--clickhouse", "@/does/not/exist")
+	require.Equal(t, cli.ExitUsage, r.code, r.stderr)
 }
 
 func TestUsageByHourRefusesWhatIsNoQuestion(t *testing.T) {

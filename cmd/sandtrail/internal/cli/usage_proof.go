@@ -28,6 +28,10 @@ func (v *UsageVerify) Help() string {
 
 // Run compares.
 func (v *UsageVerify) Run(e *Env) error {
+	address, err := v.address()
+	if err != nil {
+		return err
+	}
 	ctx, js, done, err := v.connect(e, permission.Operator)
 	if err != nil {
 		return err
@@ -35,7 +39,7 @@ func (v *UsageVerify) Run(e *Env) error {
 	defer done()
 	progress := render.NewProgress(e.Stderr)
 	r, err := usageapp.Verify(ctx, usageapp.Check{
-		JS: js, Address: v.ClickHouse, Tenant: v.Tenant, Patience: v.Wait,
+		JS: js, Address: address, Tenant: v.Tenant, Patience: v.Wait,
 		Progress: func(seq, of uint64) { progress.Count("events", seq, of) },
 	})
 	progress.Clear()
@@ -125,12 +129,16 @@ func (x *UsageExplain) Run(e *Env) error {
 	if err != nil {
 		return usagef("%q is not an id", x.ID)
 	}
+	address, err := x.address()
+	if err != nil {
+		return err
+	}
 	ctx, js, done, err := x.connect(e, permission.Operator)
 	if err != nil {
 		return err
 	}
 	defer done()
-	r, err := usageapp.Explain(ctx, js, x.ClickHouse, x.Tenant, id)
+	r, err := usageapp.Explain(ctx, js, address, x.Tenant, id)
 	if err != nil {
 		return ended(ctx, err)
 	}

@@ -46,6 +46,15 @@ func (p *Progress) Count(name string, done, total uint64) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s  %d of %d", Clean(name), done, total)
 }
 
+// Step tells what is being done that has no number.
+func (p *Progress) Step(name string) {
+	if p.w == nil {
+		return
+	}
+	p.shown = true
+	fmt.Fprintf(p.w, "\r\x1b[K%s", Clean(name))
+}
+
 // Clear takes the line away.
 func (p *Progress) Clear() {
 	if p.w != nil && p.shown {
