@@ -5,14 +5,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sandtrail/sandtrail/libs/permission"
+	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
 // configured reads the server's configuration as its pod would.
@@ -84,4 +88,23 @@ func TestOneServerFlushesBeforeItAcknowledges(t *testing.T) {
 	require.True(t, o.SyncAlways)
 	require.Empty(t, o.Routes)
 	require.Empty(t, o.Cluster.Name)
+}
+
+func TestTheDefaultClaimHoldsWhatStreamsReserve(t *testing.T) {
+	o, _ := configured(t, installations["small"])
+	o.Nkeys, o.Host, o.Port, o.HTTPPort = nil, "127.0.0.1", -1, 0
+	s, err := server.NewServer(o)
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(30*time.Second))
+	nc, err := nats.Connect(s.ClientURL())
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	require.NoError(t, topology.Ensure(t.Context(), js, topology.Options{Replicas: 1}))
+	used, err := js.AccountInfo(t.Context())
+	require.NoError(t, err)
+	t.Logf("reserved %d of %d", used.ReservedStore, o.JetStreamMaxStore)
 }
