@@ -39,9 +39,18 @@ func TestDelete(t *testing.T) {
 	require.NoError(t, os.Mkdir(at("empty"), 0o755))
 
 	for _, c := range []struct{ path, reason string }{
-		{"none", "path_not_found"}, {"none/f", "path_not_found"}, {"f/g", "path_not_directory"}, {"d", "path_not_empty"},
-		{"../secret", "path_escapes"}, {"link/f", "path_escapes"}, {"/etc/passwd", "path_escapes"}, {".", "validation"}, {"", "validation"},
-		{"/workspace", "validation"}, {tempPrefix + "x", "validation"}, {"a\x00b", "validation"},
+		{"none", "path_not_found"},
+		{"none/f", "path_not_found"},
+		{"f/g", "path_not_directory"},
+		{"d", "path_not_empty"},
+		{"../secret", "path_escapes"},
+		{"link/f", "path_escapes"},
+		{"/etc/passwd", "path_escapes"},
+		{".", "validation"},
+		{"", "validation"},
+		{"/workspace", "validation"},
+		{tempPrefix + "x", "validation"},
+		{"a\x00b", "validation"},
 	} {
 		require.Equal(t, c.reason, reason(t, remove(c.path, false)), c.path)
 	}

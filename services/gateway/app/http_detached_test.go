@@ -125,7 +125,7 @@ func TestHTTPFollowersResumeExactly(t *testing.T) {
 	copy(out[5000:], strings.Repeat("é", 4000))
 	release := make(chan struct{})
 	w.peer.script("random", func(x *execution) {
-		for i := 0; i < 200; i++ {
+		for i := range 200 {
 			x.write(chunks.Stdout, out[i*1000:(i+1)*1000])
 			if i%4 == 0 {
 				x.write(chunks.Stderr, errs[i*250:(i+4)*250])

@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -54,7 +55,7 @@ func hold(addr string) {
 			return err
 		}
 		_, err = io.Copy(io.Discard, res.Body)
-		return err
+		return errors.Join(err, res.Body.Close())
 	}
 	all(func(i int) (err error) {
 		if conns[i], err = net.Dial("tcp", addr); err != nil {

@@ -115,7 +115,11 @@ func TestHTTP2RequestsThatStop(t *testing.T) {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":authority", "h"}, {":path", "/api/v1/sandbox/create"}, {"authorization", w.auth},
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":authority", "h"},
+		{":path", "/api/v1/sandbox/create"},
+		{"authorization", w.auth},
 		{"content-type", "application/json"},
 	} {
 		require.NoError(t, e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))

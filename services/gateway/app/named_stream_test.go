@@ -87,11 +87,11 @@ func TestStreamsCarryEveryLine(t *testing.T) {
 		x.complete(4)
 	})
 	data, order := standard(t, w.stream("", "Accept: text/event-stream"))
-	require.True(t, want.String() == data["stdout"], "each byte, once")
+	require.Equal(t, want.String(), data["stdout"], "each byte, once")
 	require.Equal(t, "4", data["exit"])
 	require.Equal(t, []string{"stdout", "exit"}, order)
 	out, exit := published(w.stream("", "User-Agent: python-requests/2.32.0", "Accept: */*"))
-	require.True(t, want.String() == out, "each line, once")
+	require.Equal(t, want.String(), out, "each line, once")
 	require.Equal(t, "4", exit)
 }
 

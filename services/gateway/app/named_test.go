@@ -345,7 +345,9 @@ func TestWhoMayCallTheNamedAPI(t *testing.T) {
 
 	w := newBoxes(t, twoTenants)
 	for _, headers := range [][]string{
-		{"Authorization: Bearer " + secret("alice")}, {"X-Sandrpod-Token: " + secret("alice")}, {"Authorization: ApiKey " + secret("alice")},
+		{"Authorization: Bearer " + secret("alice")},
+		{"X-Sandrpod-Token: " + secret("alice")},
+		{"Authorization: ApiKey " + secret("alice")},
 		{"X-Sandrpod-Token: " + secret("alice"), "Authorization: Bearer of another service"},
 	} {
 		w.with(headers...).send("GET", "/sandboxes/none", nil).refused(t, 404, "sandbox_not_found")

@@ -201,7 +201,8 @@ func (s *Stats) Run(e *Env) error {
 			}
 			of := func(used, total uint64) string { return render.Bytes(used) + " of " + render.Bytes(total) }
 			return render.Fields(w, []render.Field{
-				{Name: "CPU", Value: fmt.Sprintf("%.1f %% of %g cores", v.CPUUsedPct, v.CPUCount)}, {Name: "Memory", Value: of(v.MemUsed, v.MemTotal)},
+				{Name: "CPU", Value: fmt.Sprintf("%.1f %% of %g cores", v.CPUUsedPct, v.CPUCount)},
+				{Name: "Memory", Value: of(v.MemUsed, v.MemTotal)},
 				{Name: "Disk", Value: of(v.DiskUsed, v.DiskTotal)},
 			})
 		})

@@ -101,15 +101,15 @@ func (o *object) text(name string) (s string, given bool) {
 	return s, true
 }
 
-// whole reads an integer of least to most.
-func (o *object) whole(name string, least, most int64) (n int64, given bool) {
+// whole reads an integer of 1 to most.
+func (o *object) whole(name string, most int64) (n int64, given bool) {
 	v, ok := o.take(name)
 	if !ok {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(string(v), 10, 64)
-	if err != nil || n < least || n > most {
-		o.bad[name] = fmt.Sprintf("must be an integer from %d to %d", least, most)
+	if err != nil || n < 1 || n > most {
+		o.bad[name] = fmt.Sprintf("must be an integer from 1 to %d", most)
 		return 0, false
 	}
 	return n, true

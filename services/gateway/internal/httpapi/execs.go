@@ -100,7 +100,7 @@ func (c *call) execute() error {
 		req.Command, req.Args = argv[0], argv[1:]
 	}
 	req.WorkingDir, _ = o.text("working_dir")
-	if ms, ok := o.whole("timeout", 1, math.MaxInt64/int64(time.Millisecond)); ok {
+	if ms, ok := o.whole("timeout", math.MaxInt64/int64(time.Millisecond)); ok {
 		req.Timeout = durationpb.New(time.Duration(ms) * time.Millisecond)
 	}
 	if in, ok := o.text("stdin"); ok {

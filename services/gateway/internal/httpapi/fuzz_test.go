@@ -37,7 +37,7 @@ func FuzzObject(f *testing.F) {
 		}
 		argv, env, cpus := o.command("command"), o.texts("env"), o.cpus("cpus")
 		dir, _ := o.text("working_dir")
-		timeout, timed := o.whole("timeout", 1, 1<<40)
+		timeout, timed := o.whole("timeout", 1<<40)
 		o.flag("stream")
 		files := o.uploads("files")
 		if o.err() != nil {

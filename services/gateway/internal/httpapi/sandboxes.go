@@ -115,7 +115,7 @@ func (c *call) create() error {
 		}
 		req.Limits.MemoryBytes = n
 	}
-	if seconds, ok := o.whole("timeout_seconds", 1, math.MaxInt32); ok {
+	if seconds, ok := o.whole("timeout_seconds", math.MaxInt32); ok {
 		req.Limits.MaxRuntime = durationpb.New(time.Duration(seconds) * time.Second)
 	}
 	o.add(createNames.in(c.use.CheckCreate(req)))
@@ -241,7 +241,7 @@ func (c *call) extend() error {
 	if err != nil {
 		return err
 	}
-	seconds, given := o.whole("timeout_seconds", 1, math.MaxInt32)
+	seconds, given := o.whole("timeout_seconds", math.MaxInt32)
 	if !given && o.bad["timeout_seconds"] == "" {
 		o.bad["timeout_seconds"] = "is needed: the seconds that it is to live from now on, at least"
 	}

@@ -189,12 +189,16 @@ func TestClaimsAreMapped(t *testing.T) {
 				c.TenantClaim, c.Tenants = "https://a/tenant", map[string]string{"t-17": "globex"}
 				c.ScopeClaim, c.Scopes = "/realm_access/roles", map[string]string{"runner": "create+execute"}
 			},
-			nested, Principal{Tenant: "globex", Actor: "jwt:agent-7", Scopes: tenant.Create | tenant.Execute}, false,
+			nested,
+			Principal{Tenant: "globex", Actor: "jwt:agent-7", Scopes: tenant.Create | tenant.Execute},
+			false,
 		},
 		"a tenant that is not listed": {func(c *JWTConfig) { c.Tenants = map[string]string{"t-17": "globex"} }, nil, Principal{}, true},
 		"names that are mapped mean nothing by themselves": {
-			func(c *JWTConfig) { c.Scopes = map[string]string{"runner": "execute"} }, map[string]any{"scope": "admin runner"},
-			Principal{Tenant: "acme", Actor: "jwt:agent-7", Scopes: tenant.Execute}, false,
+			func(c *JWTConfig) { c.Scopes = map[string]string{"runner": "execute"} },
+			map[string]any{"scope": "admin runner"},
+			Principal{Tenant: "acme", Actor: "jwt:agent-7", Scopes: tenant.Execute},
+			false,
 		},
 		"a subject that could be no header": {
 			nil, map[string]any{"sub": "auth0|17\r\nx"}, Principal{Tenant: "acme", Actor: actor("auth0|17\r\nx"), Scopes: tenant.All &^ tenant.Admin}, false,
@@ -240,7 +244,8 @@ func TestKeysOfAnIssuerThatAreNotUsed(t *testing.T) {
 		with("off", "ec", map[string]any{"y": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"}), with("short", "ed", map[string]any{"x": "AA"}),
 		with("padded", "rsa", map[string]any{"e": "AQAB=="}), with("one", "rsa", map[string]any{"e": "AQ"}),
 		issuertest.Public("small", small.Public()), issuertest.Public("p384", large.Public()),
-		with("twice", "ed", nil), with("twice", "ec", nil), 7, nil, map[string]any{"kty": "oct", "kid": "oct", "k": "AA"},
+		with("twice", "ed", nil), with("twice", "ec", nil), 7, nil,
+		map[string]any{"kty": "oct", "kid": "oct", "k": "AA"},
 	}
 	data, err := json.Marshal(map[string]any{"keys": set})
 	require.NoError(t, err)

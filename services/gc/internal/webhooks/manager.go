@@ -126,7 +126,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			r.cancel()
 		}
 		for _, r := range all {
-			_ = <-r.done // what it ended with was told, or is the end of ctx
+			<-r.done //nolint:errcheck // what it ended with was told, or is the end of ctx
 		}
 		m.metrics.endpoints.Set(0)
 	}()
