@@ -44,6 +44,7 @@ var askedOf = map[string]asked{
 	"write_file":       {query: "?path=f", body: "x", media: "application/octet-stream"},
 	"write_files":      {body: `{"files":[{"path":"f","content":""}]}`},
 	"list_files":       {query: "?path="},
+	"extend":           {body: `{"timeout_seconds":1}`},
 	"quota":            {lists: true},
 }
 

@@ -204,19 +204,30 @@ func (c *call) mode(bad map[string]string) uint32 {
 	return uint32(n)
 }
 
-// slowBody is a body that may take its time as long as something comes.
+// leastPart must have come of a body each Options.BodyTime that the gateway waits for it, or the rest of it: who sends a byte now and then
+// holds no connection for hours.
+const leastPart = 64 << 10
+
+// slowBody is a body that may take its time as long as it comes on.
 type slowBody struct {
 	*call
 	end  time.Time
 	read int64
+	// part is what has come of the present part, waited how long that took.
+	part   int64
+	waited time.Duration
 	// over: its end came, or never will.
 	over bool
 }
 
 func (b *slowBody) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(earlier(time.Now().Add(b.opt.BodyTime), b.end))
+	asked := time.Now()
+	_ = b.rc.SetReadDeadline(earlier(asked.Add(b.opt.BodyTime-b.waited), b.end))
 	n, err := b.r.Body.Read(p)
-	b.read += int64(n)
+	b.read, b.part, b.waited = b.read+int64(n), b.part+int64(n), b.waited+time.Since(asked)
+	if b.part >= leastPart {
+		b.part, b.waited = 0, 0
+	}
 	var timeout net.Error
 	switch {
 	case b.read > maxFile:
@@ -228,7 +239,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 		return n, io.EOF
 	case errors.As(err, &timeout) && timeout.Timeout():
 		b.over = true
-		return n, malformed("nothing came of the body for too long")
+		return n, malformed("it came too slowly")
 	default:
 		b.over = true
 		return n, malformed("the end of the body did not come")

@@ -17,8 +17,8 @@ import (
 const (
 	// maxFile is the most bytes of a file that is uploaded, maxFiles how many come in one request.
 	maxFile, maxFiles = 16 << 20, 100
-	// uploadIdle is how long a client may send nothing of an upload.
-	uploadIdle = 30 * time.Second
+	// uploadIdle is how long a client may send nothing of an upload, uploadTime how long one file may take: its memory is set aside meanwhile.
+	uploadIdle, uploadTime = 30 * time.Second, 2 * time.Minute
 )
 
 // uploaded says of a file that it is there.
@@ -43,7 +43,7 @@ func (c *call) parts(each func(name, file string, data io.Reader) (more bool, er
 		}
 	}()
 	for range maxFiles {
-		c.patient()
+		c.patient(time.Now().Add(uploadIdle))
 		part, err := r.NextPart()
 		switch {
 		case errors.Is(err, io.EOF):
@@ -51,7 +51,7 @@ func (c *call) parts(each func(name, file string, data io.Reader) (more bool, er
 		case err != nil:
 			return malformed("it is no multipart form, or its end did not come")
 		}
-		more, err := each(part.FormName(), base(part), &patientReader{c, part})
+		more, err := each(part.FormName(), base(part), &patientReader{c, part, time.Now().Add(uploadTime)})
 		_ = part.Close() // what is left of it is skipped
 		if err != nil || !more {
 			return err
@@ -66,17 +66,23 @@ func base(p *multipart.Part) string {
 	return name[strings.LastIndexByte(name, '\\')+1:]
 }
 
-// patient gives the client more time to send something.
-func (c *call) patient() { _ = c.rc.SetReadDeadline(time.Now().Add(uploadIdle)) }
+// patient gives the client more time to send something, up to end.
+func (c *call) patient(end time.Time) {
+	if idle := time.Now().Add(uploadIdle); idle.Before(end) {
+		end = idle
+	}
+	_ = c.rc.SetReadDeadline(end)
+}
 
 // patientReader fails where nothing comes for too long, and not where much does.
 type patientReader struct {
-	c *call
-	r io.Reader
+	c   *call
+	r   io.Reader
+	end time.Time
 }
 
 func (p *patientReader) Read(b []byte) (int, error) {
-	p.c.patient()
+	p.c.patient(p.end)
 	return p.r.Read(b)
 }
 
