@@ -23,9 +23,11 @@ func TestMetricsAreDocumentedAndBounded(t *testing.T) {
 	exec := s.Exec(t, id, "true")
 	s.Usage(t, exec.ID)
 	// Metrics with labels are there from the first call on.
-	refused, err := http.Get("http://" + s.HTTP + "/api/v1/sandbox/" + id + "/status")
-	require.NoError(t, err)
-	require.NoError(t, refused.Body.Close())
+	for _, path := range []string{"/api/v1/sandbox/" + id + "/status", "/api/v1/poders"} {
+		answer, err := http.Get("http://" + s.HTTP + path)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+	}
 	res, err := http.Get("http://" + s.HTTP + "/metrics")
 	require.NoError(t, err)
 	defer res.Body.Close()

@@ -141,6 +141,7 @@ func add[In, Out any](t *Tools, tool *mcp.Tool, renamed names, do func(*call, In
 		return fmt.Errorf("schema of %s: %w", tool.Name, err)
 	}
 	tool.InputSchema, tool.OutputSchema = in, out
+	t.calls.WithLabelValues(tool.Name, "ok") // there from the start, so that its first call is a change
 	t.server.AddTool(tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		c, end, err := t.begin(ctx, req)
 		defer end()
