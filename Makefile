@@ -43,8 +43,8 @@ quickstart: build ## Run the quickstart against a running `make up`, showing eac
 .PHONY: test
 test: ## Get what the tests need and run every one
 	@scripts/host-packages.sh
-	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/powerloss$$' -e '/tests/e2e/chaos$$' -e '/tests/e2e/chaos/soak$$' -e '/tests/e2e/cluster')
-	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade ./tests/e2e/powerloss ./tests/e2e/chaos ./tests/e2e/chaos/soak
+	$(GO) test -timeout $(TIMEOUT) -p 2 $$($(GO) list work | grep -v -e '/tests/e2e$$' -e '/tests/e2e/upgrade$$' -e '/tests/e2e/powerloss$$' -e '/tests/e2e/chaos$$' -e '/tests/e2e/chaos/soak$$' -e '/tests/e2e/chaos/repeat$$' -e '/tests/e2e/cluster')
+	$(GO) test -timeout $(TIMEOUT) -p 1 ./tests/e2e ./tests/e2e/upgrade ./tests/e2e/powerloss ./tests/e2e/chaos ./tests/e2e/chaos/soak ./tests/e2e/chaos/repeat
 
 .PHONY: test-short
 test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute once built
@@ -75,6 +75,11 @@ fuzz: ## Fuzz every decoder, FUZZTIME=2m each; FUZZ=regexp chooses by "directory
 chaos: build ## Make 2,000 faults while 1,000 sandboxes run 10,000 commands, and check what is left (45 minutes; CHAOS="--seed N ...")
 	$(GO) build -o $(BIN)/chaos ./tests/e2e/chaos/cmd/chaos
 	SANDTRAIL_BIN=$(BIN) $(BIN)/chaos --creates 1000 --execs 10000 --faults 2000 --lanes 4 --lives 8 $(CHAOS)
+
+.PHONY: repeat
+repeat: build ## Make 10,000 requests with 1,000 idempotency keys from 64 clients while services are killed (REPEAT="--seed N ...")
+	$(GO) build -o $(BIN)/repeat ./tests/e2e/chaos/cmd/repeat
+	SANDTRAIL_BIN=$(BIN) $(BIN)/repeat $(REPEAT)
 
 .PHONY: soak
 soak: build ## Run at half load for an hour and tell what grows and what leaks (SOAK="--duration 3m ...")
