@@ -11,14 +11,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
-	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
@@ -30,10 +26,8 @@ import (
 const Base = "/api/v1"
 
 const (
-	headerCorrelation = "X-Correlation-Id"
-	headerTrace       = "X-Trace-Id"
-	headerKey         = "Idempotency-Key"
-	headerExecution   = "Sandtrail-Execution-Id"
+	headerKey       = "Idempotency-Key"
+	headerExecution = "Sandtrail-Execution-Id"
 )
 
 const (
@@ -119,13 +113,13 @@ func (s *Server) crossOrigin(w http.ResponseWriter, r *http.Request) bool {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
-	h.Set("Access-Control-Expose-Headers", strings.Join([]string{headerCorrelation, headerExecution, "Retry-After", "Location", "Mcp-Session-Id"}, ", "))
+	h.Set("Access-Control-Expose-Headers", strings.Join([]string{edge.HeaderCorrelation, headerExecution, "Retry-After", "Location", "Mcp-Session-Id"}, ", "))
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", strings.Join(s.methods, ", "))
 	h.Set("Access-Control-Allow-Headers", strings.Join([]string{
-		"Authorization", "Content-Type", headerKey, headerCorrelation, headerTrace, "Last-Event-ID", "Mcp-Session-Id", "Mcp-Protocol-Version",
+		"Authorization", "Content-Type", headerKey, edge.HeaderCorrelation, edge.HeaderTrace, "Last-Event-ID", "Mcp-Session-Id", "Mcp-Protocol-Version",
 	}, ", "))
 	h.Set("Access-Control-Max-Age", "600")
 	w.WriteHeader(http.StatusNoContent)
@@ -191,33 +185,17 @@ type call struct {
 // serve puts the edge around a route's handler.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	begin := time.Now()
-	ctx := edge.Correlate(r.Context(), r.Header.Get(headerCorrelation), r.Header.Get(headerTrace))
-	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
-	ctx, span := s.opt.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, "http."+to.id,
-		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", to.where())))
-	defer span.End()
-	if !to.long {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, unaryTime)
-		defer cancel()
+	most := unaryTime
+	if to.long {
+		most = 0
 	}
+	ctx, end := edge.Open(w, r, s.opt.Tracer, "http."+to.id, to.where(), most)
+	defer end()
 	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
 	defer func() { c.release() }()
-	w.Header().Set(headerCorrelation, telemetry.Correlation(ctx))
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("Cache-Control", "no-store")
-	if len(r.TransferEncoding) > 0 {
-		// Who stands before us may have gone by a length beside it, and take what comes behind this body for something else.
-		w.Header().Set("Connection", "close")
-	}
 	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
 	err := c.run(to)
-	s.Finish(c.ctx, to.id, begin, err)
-	if err != nil {
-		span.SetStatus(codes.Error, string(fault.From(err).Reason))
-		if fault.CodeOf(err) != fault.InvalidArgument { // what is wrong with a request is so whatever else is over
-			err = s.Shown(c.ctx, err)
-		}
+	if err = s.Close(c.ctx, to.id, begin, err); err != nil {
 		c.fail(err)
 	}
 }

@@ -13,14 +13,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/subject"
-	"github.com/sandtrail/sandtrail/libs/telemetry"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
@@ -32,13 +28,11 @@ import (
 const Base = "/api/v1"
 
 const (
-	headerToken       = "X-Sandrpod-Token"
-	headerTenant      = "X-Sandtrail-Tenant"
-	headerCorrelation = "X-Correlation-Id"
-	headerTrace       = "X-Trace-Id"
-	headerKey         = "Idempotency-Key"
-	headerExecution   = "Sandtrail-Execution-Id"
-	headerSandbox     = "Sandtrail-Sandbox-Id"
+	headerToken     = "X-Sandrpod-Token"
+	headerTenant    = "X-Sandtrail-Tenant"
+	headerKey       = "Idempotency-Key"
+	headerExecution = "Sandtrail-Execution-Id"
+	headerSandbox   = "Sandtrail-Sandbox-Id"
 )
 
 const (
@@ -143,29 +137,17 @@ type call struct {
 // serve puts the edge around a route's handler.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	begin := time.Now()
-	ctx := edge.Correlate(r.Context(), r.Header.Get(headerCorrelation), r.Header.Get(headerTrace))
-	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
-	ctx, span := s.opt.Tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, "named."+to.id,
-		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", to.path)))
-	defer span.End()
-	if !to.long {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, unaryTime)
-		defer cancel()
+	most := unaryTime
+	if to.long {
+		most = 0
 	}
+	ctx, end := edge.Open(w, r, s.opt.Tracer, "named."+to.id, to.path, most)
+	defer end()
 	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
 	defer func() { c.release() }()
-	w.Header().Set(headerCorrelation, telemetry.Correlation(ctx))
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("Cache-Control", "no-store")
 	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
 	err := c.run(to)
-	s.Finish(c.ctx, "named."+to.id, begin, err)
-	if err != nil {
-		span.SetStatus(codes.Error, string(fault.From(err).Reason))
-		if fault.CodeOf(err) != fault.InvalidArgument { // what is wrong with a request is so whatever else is over
-			err = s.Shown(c.ctx, err)
-		}
+	if err = s.Close(c.ctx, "named."+to.id, begin, err); err != nil {
 		c.fail(err)
 	}
 }
