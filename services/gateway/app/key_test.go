@@ -54,6 +54,20 @@ func TestARevokedKeyStopsWorkingOnEveryGateway(t *testing.T) {
 	require.NotContains(t, w.logs.String(), s.Text)
 }
 
+// Whoever makes a key can use it at once, on every gateway.
+func TestAKeyWorksFromTheMomentItIsMade(t *testing.T) {
+	w := newWeb(t)
+	other, _ := w.gateway(w.connect())
+	for range 20 {
+		s := mint(w.world, "acme", tenant.All)
+		for _, base := range []string{w.base, "http://" + other.HTTP()} {
+			c := w.with("ApiKey " + s.Text)
+			c.base = base
+			c.send("GET", "/sandbox", "").is(t, 200)
+		}
+	}
+}
+
 func TestAKeyOfTheLogExpiresWhileItIsUsed(t *testing.T) {
 	w := newWeb(t)
 	administer(w.world, "acme", tenant.CreateTenant{})

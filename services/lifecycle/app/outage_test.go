@@ -10,6 +10,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
@@ -74,6 +75,25 @@ func TestADeathIsFoundWhileTheLogIsSlowToTellOfWorkspaces(t *testing.T) {
 	id := w.create()
 	w.host.with(func(h *host) { h.boxes[id].dead = true })
 	w.await(id, sandbox.Failed)
+}
+
+// What walks over workspaces does not keep the walk over sandboxes from one that is on the host with its workspace.
+func TestAnOrphanIsEndedWhileTheLogIsAskedAboutItsWorkspace(t *testing.T) {
+	w := newWorld(t)
+	orphan := ids.New()
+	var asked atomic.Int64
+	w.find = func(ctx context.Context, filter string) error {
+		if filter == subject.AnyTenantSandbox(orphan) && asked.Add(1) == 1 {
+			<-ctx.Done() // the first is the workspace's: the box comes behind it
+			return ctx.Err()
+		}
+		return nil
+	}
+	w.host.with(func(h *host) { h.disks[orphan] = true })
+	w.start()
+	require.Eventually(t, func() bool { return asked.Load() > 0 }, patience, tick)
+	w.host.with(func(h *host) { h.boxes[orphan] = &box{spec: runtime.Spec{ID: orphan, Tenant: tenant}, whole: true} })
+	require.Eventually(t, func() bool { return len(w.host.ids()) == 0 }, patience, tick)
 }
 
 func TestALogThatDoesNotAnswerIsAskedAboutOneWorkspaceEachTime(t *testing.T) {

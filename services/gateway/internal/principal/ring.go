@@ -26,6 +26,9 @@ const (
 	stale = 900 * time.Millisecond
 	// staleWait is how long a call waits for a newer one before it is refused.
 	staleWait = 3 * time.Second
+	// gather is how long a question for a key that nobody has heard of waits for others like it, so that a flood of wrong keys asks the
+	// leader no more than one caller would.
+	gather = 20 * time.Millisecond
 	// flush is how often it is recorded which keys were used.
 	flush = 15 * time.Second
 )
@@ -43,7 +46,9 @@ type Ring struct {
 	at  time.Time
 	// fresh is closed, and another one put in its place, whenever at moves.
 	fresh chan struct{}
-	used  map[string]time.Time
+	// wanted asks for a newer one at once.
+	wanted chan struct{}
+	used   map[string]time.Time
 }
 
 // held is a key that works.
@@ -60,7 +65,7 @@ type held struct {
 func NewRing(js jetstream.JetStream, log *slog.Logger) *Ring {
 	return &Ring{
 		js: js, log: log, tenants: map[string]tenant.Tenant{}, byHash: map[[sha256.Size]byte]*held{}, fresh: make(chan struct{}),
-		used: map[string]time.Time{},
+		wanted: make(chan struct{}, 1), used: map[string]time.Time{},
 	}
 }
 
@@ -90,6 +95,8 @@ func (r *Ring) Run(ctx context.Context) {
 		select {
 		case <-wake:
 		case <-tick.C:
+		case <-r.wanted:
+			pause(ctx, gather)
 		case <-record.C:
 			r.record(ctx)
 		case <-ctx.Done():
@@ -250,14 +257,16 @@ func (r *Ring) forget() {
 }
 
 // find gives the key with a digest. Where it is not known how the log stands now, it waits for that, and gives unavailable if it does not
-// come: a key may have been revoked meanwhile.
+// come: a key may have been revoked meanwhile. A key that is not there may have been made a moment ago, so it is missing only once the log
+// was read after the call came.
 func (r *Ring) find(ctx context.Context, digest [sha256.Size]byte) (*held, error) {
+	came := time.Now()
 	end := time.NewTimer(staleWait)
 	defer end.Stop()
 	for {
 		r.mu.Lock()
 		h, at, fresh := r.byHash[digest], r.at, r.fresh
-		if time.Since(at) < stale {
+		if time.Since(at) < stale && (h != nil || at.After(came)) {
 			if h != nil {
 				r.used[h.tenant+"."+h.key.ID] = time.Now()
 			}
@@ -266,12 +275,25 @@ func (r *Ring) find(ctx context.Context, digest [sha256.Size]byte) (*held, error
 		}
 		r.mu.Unlock()
 		select {
+		case r.wanted <- struct{}{}:
+		default:
+		}
+		select {
 		case <-fresh:
 		case <-end.C:
 			return nil, fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the event log cannot be reached; try again").WithRetry(time.Second)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
 	}
 }
 

@@ -32,7 +32,7 @@ func (r *Reconciler) workspaces(ctx context.Context) error {
 		if ok && first.IsZero() {
 			continue
 		}
-		err := r.attend(ctx, id, func() error { return r.workspace(ctx, id, key) })
+		err := r.workspace(ctx, id, key)
 		errs = append(errs, err)
 		if fault.Is(err, fault.ReasonLogUnavailable) {
 			// It would not answer for the others either, and each question takes seconds then.
@@ -49,24 +49,42 @@ func (r *Reconciler) workspaces(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// workspace asks the log about one. It does not hold the sandbox meanwhile: a pass over the sandboxes passes over what is held, and
+// would find it held each time, since both begin with the same tick.
 func (r *Reconciler) workspace(ctx context.Context, id, key string) error {
-	_, err := r.find.Find(ctx, subject.AnyTenantSandbox(id))
-	if err != nil && fault.CodeOf(err) != fault.NotFound {
-		return err
-	}
-	if err == nil {
-		// The log knows it, so it is removed by command when its time has come. The zero time says that it was looked up.
+	known, err := r.knows(ctx, id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("workspace %s: %w", id, err)
+	case known:
+		// It is removed by command when its time has come. The zero time says that it was looked up.
 		r.mu.Lock()
 		r.seen[key] = time.Time{}
 		r.mu.Unlock()
 		return nil
-	}
-	if !r.old(key, r.cfg.WorkspaceGrace) {
+	case !r.old(key, r.cfg.WorkspaceGrace):
 		return nil
+	}
+	return r.attend(ctx, id, func() error { return r.unclaimed(ctx, id) })
+}
+
+// unclaimed removes a workspace, unless the log knows it by now or its own mark keeps it.
+func (r *Reconciler) unclaimed(ctx context.Context, id string) error {
+	if known, err := r.knows(ctx, id); known || err != nil {
+		return err
 	}
 	if kept, err := runtime.Kept(ctx, r.driver, id, r.now()); kept {
 		return err
 	}
 	r.log.Warn("removing a workspace that the log does not know", "sandbox", id)
 	return r.driver.DeleteWorkspace(ctx, id)
+}
+
+// knows reports whether the log has a sandbox of an id.
+func (r *Reconciler) knows(ctx context.Context, id string) (bool, error) {
+	_, err := r.find.Find(ctx, subject.AnyTenantSandbox(id))
+	if fault.CodeOf(err) == fault.NotFound {
+		return false, nil
+	}
+	return err == nil, err
 }
