@@ -108,7 +108,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if a.certs.Shows() {
 		options = append(options, grpc.Creds(credentials.NewTLS(a.certs.Config())))
 	}
-	around, err := edge.New(a.door, d.Log, d.NC.IsConnected)
+	around, err := edge.New(a.door, d.Log, d.NC.IsConnected, cfg.HTTPMemory)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 		return nil, fmt.Errorf("make the HTTP API: %w", err)
 	}
 	named, err := sandboxapi.New(use, around, sandboxapi.Options{
-		Image: cfg.Image, Tenant: cfg.DevelopmentTenant, Version: d.Version, Tracer: d.Tracer,
+		Image: cfg.Image, Tenant: cfg.DevelopmentTenant, Version: d.Version, BodyTime: cfg.BodyTime, Tracer: d.Tracer,
 	}, d.Registry)
 	if err != nil {
 		return nil, fmt.Errorf("make the HTTP API of named sandboxes: %w", err)

@@ -35,6 +35,9 @@ type Config struct {
 	// HeadTime is how long a client of HTTP may take to send the head of a request, and its TLS handshake: 5 s; BodyTime a body: 30 s;
 	// IdleTime how long its connection waits for a further request: 1 min.
 	HeadTime, BodyTime, IdleTime time.Duration
+	// HTTPMemory is what all calls over HTTP hold in bodies, files and outputs that they gather, in bytes: 256 MiB. A tenant gets half of
+	// what the others leave of it.
+	HTTPMemory int
 	// KeysFile holds the API keys; empty is development mode: no credential is asked for, requests name their tenant.
 	KeysFile string
 	// RequireKeys ends development mode although there is no KeysFile: every call needs a key, of the file or of the log.
@@ -91,6 +94,7 @@ func (c Config) withDefaults() Config {
 	set(&c.HeadTime, 5*time.Second)
 	set(&c.BodyTime, 30*time.Second)
 	set(&c.IdleTime, time.Minute)
+	set(&c.HTTPMemory, 256<<20)
 	set(&c.WorkspaceBytes, 5<<30)
 	set(&c.MaxWorkspaceBytes, 100<<30)
 	set(&c.MaxCPUMillis, 64_000)
@@ -172,6 +176,9 @@ func (c Config) Validate() error {
 		if d < time.Second {
 			errs = append(errs, fmt.Errorf("probe, probe-timeout: %s is under 1s", d))
 		}
+	}
+	if c.HTTPMemory < 1<<20 {
+		errs = append(errs, fmt.Errorf("http-memory: %d is under 1 MiB", c.HTTPMemory))
 	}
 	if c.WorkspaceBytes > c.MaxWorkspaceBytes {
 		errs = append(errs, fmt.Errorf("workspace-bytes: %d is over the maximum of %d", c.WorkspaceBytes, c.MaxWorkspaceBytes))

@@ -21,6 +21,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
 
 // outageWait is how long a call waits for the connection to the log to come back, at most half of its own deadline.
@@ -33,10 +34,12 @@ type Edge struct {
 	// Connected reports whether the log can be reached.
 	Connected func() bool
 	validator protovalidate.Validator
+	// shares are what the calls of all HTTP APIs hold in bodies, files and outputs that they gather.
+	shares *stored.Shares
 }
 
-// New fails only where a rule of the contract is none.
-func New(door *principal.Door, log *slog.Logger, connected func() bool) (*Edge, error) {
+// New fails only where a rule of the contract is none. memory is what all calls of HTTP APIs together may hold, in bytes.
+func New(door *principal.Door, log *slog.Logger, connected func() bool, memory int) (*Edge, error) {
 	v, err := protovalidate.New(protovalidate.WithMessages(
 		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
 		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
@@ -47,7 +50,7 @@ func New(door *principal.Door, log *slog.Logger, connected func() bool) (*Edge, 
 	if err != nil {
 		return nil, err
 	}
-	return &Edge{Door: door, Log: log, Connected: connected, validator: v}, nil
+	return &Edge{Door: door, Log: log, Connected: connected, validator: v, shares: stored.NewShares(memory)}, nil
 }
 
 // Correlate takes the first of the ids that is one as the call's correlation id, or makes one.

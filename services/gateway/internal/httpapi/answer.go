@@ -2,149 +2,40 @@ package httpapi
 
 import (
 	"bytes"
-	"encoding/json"
-	"errors"
-	"io"
 	"mime"
-	"net/http"
-	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
-	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 const (
-	mediaJSON  = "application/json"
+	mediaJSON  = edge.MediaJSON
 	mediaBytes = "application/octet-stream"
 	mediaSSE   = "text/event-stream"
 )
 
-// answer writes a JSON document. The client has writeTime to take it.
-func (c *call) answer(status int, v any) error {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return fault.From(err)
-	}
-	c.begin(status, mediaJSON)
-	c.w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
-	c.w.WriteHeader(status)
-	_, _ = c.w.Write(b.Bytes()) // the reader is gone if this fails
-	return nil
-}
+// answer writes a JSON document.
+func (c *call) answer(status int, v any) error { return c.JSON(status, v) }
 
-func (c *call) begin(status int, media string) {
-	c.status = status
-	c.w.Header().Set("Content-Type", media)
-	_ = c.rc.SetWriteDeadline(time.Now().Add(writeTime)) // one that cannot be set does not bound, and the write fails by itself
-}
-
-// fail answers an error, unless an answer has begun: then the connection is cut, so that nobody takes half of it for the whole.
+// fail answers an error.
 func (c *call) fail(err error) {
-	if c.status != 0 {
-		if !c.clientGone() {
-			panic(http.ErrAbortHandler)
-		}
-		return
-	}
-	status, problem := fault.HTTP(err, telemetry.Correlation(c.ctx))
-	h := c.w.Header()
-	if problem.Error.RetryAfterSeconds > 0 {
-		h.Set("Retry-After", strconv.Itoa(int(problem.Error.RetryAfterSeconds)))
-	}
-	switch status {
-	case http.StatusUnauthorized:
-		h.Set("WWW-Authenticate", c.Door.Schemes())
-	case http.StatusRequestEntityTooLarge, http.StatusBadRequest:
-		h.Set("Connection", "close") // what else comes on it is not known to be a request
-	}
-	_ = c.answer(status, problem) // a problem always encodes
+	c.Refuse(c.ctx, c.r, err, c.Door.Schemes(), func(p fault.Problem) any { return p })
 }
 
-// read gives the body, at most the route's bytes, and what to call once it is not needed any more. It counts in the memory of all
-// requests.
-func (c *call) read(limit int64, media string) (body []byte, release func(), err error) {
-	release = func() {}
+// read gives the body, at most the route's bytes, and what to call once it is not needed any more.
+func (c *call) read(most int64, media string) (body []byte, release func(), err error) {
 	if err := c.plain(); err != nil {
-		return nil, release, err
+		return nil, func() {}, err
 	}
 	if media != "" {
 		if err := c.typed(media); err != nil {
-			return nil, release, err
+			return nil, func() {}, err
 		}
 	}
-	_ = c.rc.SetReadDeadline(time.Now().Add(c.opt.BodyTime))
-	if c.r.ContentLength > limit {
-		c.drain()
-		return nil, release, tooLarge(limit)
-	}
-	body, held, err := c.gather(limit)
-	if err != nil {
-		c.memory.Give(held)
-		// The deadline stays: the server reads on behind the answer, and would wait for a sender who has stopped.
-		return nil, release, err
-	}
-	_ = c.rc.SetReadDeadline(time.Time{})
-	return body, func() { c.memory.Give(held) }, nil
-}
-
-// firstPart is what is set aside for a body before any of it is there, in bytes.
-const firstPart = 4 << 10
-
-// gather reads the body. Memory is taken as it comes in, not as it is announced: who stops half way holds little. held has to be given back.
-func (c *call) gather(limit int64) (body []byte, held int, err error) {
-	r := http.MaxBytesReader(c.w, c.r.Body, limit)
-	most := int(limit) + 1
-	if n := c.r.ContentLength; n >= 0 {
-		most = int(n) + 1 // one more, in which the end shows
-	}
-	for {
-		if len(body) == cap(body) {
-			more := min(max(firstPart, cap(body)), most-cap(body))
-			if more <= 0 {
-				more = firstPart
-			}
-			if !c.memory.Take(more) {
-				return nil, held, fault.New(fault.Unavailable, fault.ReasonConflict, "too many large requests at once; try again").WithRetry(time.Second)
-			}
-			held += more
-			grown := make([]byte, len(body), len(body)+more)
-			copy(grown, body)
-			body = grown
-		}
-		n, err := r.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		var over *http.MaxBytesError
-		switch {
-		case err == nil:
-		case errors.Is(err, io.EOF):
-			return body, held, nil
-		case errors.As(err, &over):
-			c.drain()
-			return nil, held, tooLarge(limit)
-		default:
-			return nil, held, malformed("the end of the body did not come")
-		}
-	}
-}
-
-// drain reads what a client sends of a body that is refused, so that it comes to read why. One that asked first is told at once.
-func (c *call) drain() {
-	if c.r.Header.Get("Expect") == "" {
-		_, _ = io.CopyN(io.Discard, c.r.Body, maxDrain) // the refusal stands whatever comes
-	}
-}
-
-// maxDrain bounds that; who sends more finds the connection closed.
-const maxDrain = 64 << 20
-
-func tooLarge(limit int64) error {
-	return fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "the body has more than the %d bytes that this route takes", limit)
+	return edge.Body{Most: most, Time: c.opt.BodyTime, Memory: c.memory}.Read(c.w, c.r)
 }
 
 // plain refuses a body that is packed: nothing here unpacks it, and a file would be written as it came.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
@@ -40,7 +41,7 @@ func (c *call) readFile() error {
 		return err
 	}
 	for range readAgain {
-		if err = c.readVersion(id, path); c.status != 0 || !fault.Is(err, fault.ReasonConflict) || fault.CodeOf(err) != fault.Conflict {
+		if err = c.readVersion(id, path); c.Status != 0 || !fault.Is(err, fault.ReasonConflict) || fault.CodeOf(err) != fault.Conflict {
 			break // a file that changed before anything of it was sent is read as it is now
 		}
 	}
@@ -65,7 +66,7 @@ func (c *call) readVersion(id, path string) error {
 		h.Set("Last-Modified", f.ModifiedAt.UTC().Format(http.TimeFormat))
 	}
 	if list := c.r.Header.Get("If-None-Match"); list != "" && matches(list, tag) {
-		c.status = http.StatusNotModified
+		c.Status = http.StatusNotModified
 		c.w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
@@ -93,7 +94,7 @@ func (c *call) ranged(tag string) bool {
 
 func (c *call) sendFile(f *usecase.Reading, part span, status int) error {
 	if !c.memory.Take(usecase.PartBytes) {
-		return busy()
+		return edge.Busy()
 	}
 	defer c.memory.Give(usecase.PartBytes)
 	var first []byte
@@ -103,7 +104,7 @@ func (c *call) sendFile(f *usecase.Reading, part span, status int) error {
 			return err
 		}
 	}
-	c.begin(status, mediaBytes)
+	c.Begin(status, mediaBytes)
 	c.w.Header().Set("Content-Length", strconv.FormatInt(part.length, 10))
 	c.w.WriteHeader(status)
 	if c.r.Method == http.MethodHead {
@@ -118,17 +119,13 @@ func (c *call) sendFile(f *usecase.Reading, part span, status int) error {
 				return err
 			}
 		}
-		_ = c.rc.SetWriteDeadline(earlier(time.Now().Add(writeTime), end))
+		_ = c.rc.SetWriteDeadline(earlier(time.Now().Add(edge.WriteTime), end))
 		if _, err := c.w.Write(data); err != nil {
 			return err
 		}
 		sent += int64(len(data))
 	}
 	return nil
-}
-
-func busy() error {
-	return fault.New(fault.Unavailable, fault.ReasonConflict, "too many large requests at once; try again").WithRetry(time.Second)
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -148,7 +145,7 @@ func (c *call) writeFile() error {
 	case !body.over:
 		// The deadline stays: the server reads on behind the answer, and would wait for a sender who has stopped.
 		_ = c.rc.SetReadDeadline(time.Now().Add(c.opt.BodyTime))
-		c.drain()
+		edge.Drain(c.r)
 	}
 	return err
 }
@@ -168,10 +165,10 @@ func (c *call) putFile(body io.Reader) error {
 		return err
 	}
 	if c.r.ContentLength > maxFile {
-		return tooLarge(maxFile)
+		return edge.TooLarge(maxFile)
 	}
 	if !c.memory.Take(2 * usecase.PartBytes) {
-		return busy()
+		return edge.Busy()
 	}
 	defer c.memory.Give(2 * usecase.PartBytes)
 	w, err := c.use.PutFile(c.ctx, c.p, c.key, usecase.Upload{
@@ -231,7 +228,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	var timeout net.Error
 	switch {
 	case b.read > maxFile:
-		return 0, tooLarge(maxFile)
+		return 0, edge.TooLarge(maxFile)
 	case err == nil:
 		return n, nil
 	case errors.Is(err, io.EOF):

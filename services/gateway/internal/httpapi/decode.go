@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 // object reads the one JSON object of a body, field by field, and notes all that is wrong with it. Names count as they are written,
@@ -78,9 +79,7 @@ func members(text []byte) (all map[string]json.RawMessage, twice []string, err e
 	return all, twice, nil
 }
 
-func malformed(what string) error {
-	return fault.New(fault.InvalidArgument, fault.ReasonMalformed, what)
-}
+func malformed(what string) error { return edge.Malformed(what) }
 
 // take gives the value of a field; false where it is not there. null is as if it were not there.
 func (o *object) take(name string) (json.RawMessage, bool) {
@@ -286,9 +285,4 @@ func (o *object) err() error {
 	return invalid(o.bad)
 }
 
-func invalid(bad map[string]string) error {
-	if len(bad) == 0 {
-		return nil
-	}
-	return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(bad)
-}
+func invalid(bad map[string]string) error { return edge.Invalid(bad) }

@@ -77,7 +77,7 @@ func (c *call) events() error {
 	}
 	w := &events{call: c}
 	_, err = c.use.Attach(c.ctx, c.p, box, id, after, w)
-	if c.status == 0 && err != nil {
+	if c.Status == 0 && err != nil {
 		return names{"after_chunk": "last-event-id"}.in(err)
 	}
 	return w.finish(box, err)

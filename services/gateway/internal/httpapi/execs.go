@@ -16,11 +16,9 @@ import (
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 )
-
-// maxOutput is how many bytes of each stream an answer holds. The whole output is read from its own route.
-const maxOutput = 1 << 20
 
 const (
 	known         = "known"
@@ -130,8 +128,8 @@ func (c *call) execute() error {
 
 // wait follows a command to its end and answers that.
 func (c *call) wait(req *computev1.ExecCommandRequest) error {
-	g := &gathered{call: c}
-	defer g.release()
+	g := c.gather()
+	defer g.Release()
 	_, err := c.use.Exec(c.ctx, c.p, c.key, req, g)
 	unfollowed := ""
 	switch {
@@ -236,12 +234,15 @@ func lostReason(reason string) string {
 // gathered is the output of an exec as far as an answer holds it.
 type gathered struct {
 	*call
+	*edge.Gathered
 	id string
 	// accepted: a worker has it.
 	accepted bool
-	streams  [2]gatheredStream
-	held     int
 	pending  pendingEnd
+}
+
+func (c *call) gather() *gathered {
+	return &gathered{call: c, Gathered: edge.NewGathered(c.memory, false)}
 }
 
 // errPending: the end was seen, and could not be recorded for as long as an answer waits for that.
@@ -261,12 +262,6 @@ func (p *pendingEnd) still(wait time.Duration) error {
 	return errPending
 }
 
-type gatheredStream struct {
-	data []byte
-	// cut: what came behind data is left out.
-	cut bool
-}
-
 func (g *gathered) Named(id string) error {
 	g.id = id
 	return nil
@@ -277,28 +272,9 @@ func (g *gathered) Output(i output.Item) error {
 	if i.Pending {
 		return g.pending.still(g.opt.PendingWait)
 	}
-	if i.Chunk == nil {
-		return nil
-	}
-	s := &g.streams[0]
-	if i.Chunk.Stream == transcript.Stderr {
-		s = &g.streams[1]
-	}
-	if s.cut {
-		return nil // what comes behind a gap is not what a reader would take it for
-	}
-	take := min(len(i.Chunk.Data), maxOutput-len(s.data))
-	if i.Chunk.GapTo > 0 || !g.memory.Take(take) {
-		s.cut = true
-		return nil
-	}
-	g.held += take
-	s.data = append(s.data, i.Chunk.Data[:take]...)
-	s.cut = take < len(i.Chunk.Data)
+	g.Add(i.Chunk)
 	return nil
 }
-
-func (g *gathered) release() { g.memory.Give(g.held) }
 
 // lost reports whether a failure to follow leaves open what became of a command that was accepted: no reason to run it again.
 func (g *gathered) lost(err error) bool {
@@ -309,10 +285,9 @@ func (g *gathered) lost(err error) bool {
 
 // into puts the output into an answer.
 func (g *gathered) into(out *execution, x sandbox.Exec) {
-	out.Stdout, out.StdoutEncoding = encoded(g.streams[0].data)
-	out.Stderr, out.StderrEncoding = encoded(g.streams[1].data)
-	out.Truncated = g.streams[0].cut || g.streams[1].cut || uint64(len(g.streams[0].data)) < x.Completed.GetStdout().GetBytes() ||
-		uint64(len(g.streams[1].data)) < x.Completed.GetStderr().GetBytes()
+	out.Stdout, out.StdoutEncoding = encoded(g.Stdout)
+	out.Stderr, out.StderrEncoding = encoded(g.Stderr)
+	out.Truncated = g.Truncated(x)
 }
 
 // encoded is output as it can stand in JSON, every byte of it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 // MCP answers requests of the Model Context Protocol, of a caller whose name is owner. It returns an error where it has answered nothing.
@@ -52,7 +53,7 @@ func (c *call) mcp() error {
 	w := newStreamed(c)
 	defer w.stop()
 	err := c.opt.MCP.Serve(w, r, c.p.Tenant+"\x00"+c.p.Actor)
-	c.status = w.answered()
+	c.Status = w.answered()
 	return err
 }
 
@@ -113,7 +114,7 @@ func (w *streamed) Write(b []byte) (int, error) {
 	defer w.mu.Unlock()
 	w.head(http.StatusOK)
 	w.last = time.Now()
-	_ = w.rc.SetWriteDeadline(w.last.Add(writeTime)) // one that cannot be set does not bound, and the write fails by itself
+	_ = w.rc.SetWriteDeadline(w.last.Add(edge.WriteTime)) // one that cannot be set does not bound, and the write fails by itself
 	return w.w.Write(b)
 }
 
@@ -154,7 +155,7 @@ func (w *streamed) comment() error {
 		w.w.WriteHeader(http.StatusOK)
 	}
 	w.last = time.Now()
-	_ = w.rc.SetWriteDeadline(w.last.Add(writeTime))
+	_ = w.rc.SetWriteDeadline(w.last.Add(edge.WriteTime))
 	if _, err := w.w.Write([]byte(":\n\n")); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 )
 
@@ -47,8 +48,9 @@ func (c *call) receiptByKey() error {
 // replay answers an exec with the output that stands in the log, the same that the first caller got. Output that is no longer kept, or
 // that is still coming, is left out.
 func (c *call) replay(x sandbox.Exec) error {
-	g := &gathered{call: c, id: x.ID}
-	defer g.release()
+	g := c.gather()
+	g.id = x.ID
+	defer g.Release()
 	if x.Over() {
 		if _, err := c.use.Attach(c.ctx, c.p, x.Sandbox, x.ID, 0, g); err != nil && !fault.Is(err, fault.ReasonCursorExpired) {
 			return err
@@ -118,8 +120,8 @@ type raw struct {
 func (w *raw) Named(string) error { return nil }
 
 func (w *raw) start() error {
-	if w.status == 0 {
-		w.begin(http.StatusOK, mediaBytes)
+	if w.Status == 0 {
+		w.Begin(http.StatusOK, mediaBytes)
 		w.w.WriteHeader(http.StatusOK)
 	}
 	return nil
@@ -135,7 +137,7 @@ func (w *raw) Output(i output.Item) error {
 	if i.Chunk.GapTo > 0 && !w.over {
 		return fault.New(fault.FailedPrecondition, fault.ReasonCursorExpired, "output was dropped; read it again once the command has ended")
 	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(writeTime))
+	_ = w.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime))
 	if _, err := w.w.Write(i.Chunk.Data); err != nil {
 		return err
 	}

@@ -286,7 +286,7 @@ func (c *call) list() error {
 
 // document answers the OpenAPI document.
 func (c *call) document() error {
-	c.begin(http.StatusOK, mediaJSON)
+	c.Begin(http.StatusOK, mediaJSON)
 	_, _ = c.w.Write(c.spec) // the reader is gone if this fails
 	return nil
 }

@@ -3,7 +3,6 @@ package httpapi
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"strconv"
@@ -30,14 +29,8 @@ const (
 	headerExecution = "Sandtrail-Execution-Id"
 )
 
-const (
-	// writeTime is how long a client may take to read what was written to it at once.
-	writeTime = 30 * time.Second
-	// unaryTime bounds calls that do not wait for a command.
-	unaryTime = 2 * time.Minute
-	// memoryBytes is what all requests together hold in bodies and in outputs that they gather, tenantBytes those of one tenant.
-	memoryBytes, tenantBytes = 256 << 20, 128 << 20
-)
+// unaryTime bounds calls that do not wait for a command.
+const unaryTime = 2 * time.Minute
 
 // Options are what differs from one deployment to another.
 type Options struct {
@@ -62,7 +55,6 @@ type Server struct {
 	use     *usecase.UseCases
 	opt     Options
 	mux     *http.ServeMux
-	shares  *stored.Shares
 	calls   *prometheus.CounterVec
 	spec    []byte
 	methods []string
@@ -70,7 +62,7 @@ type Server struct {
 
 // New makes the handler of every path below Base. It fails where its metrics are registered already.
 func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
-	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), shares: stored.NewShares(memoryBytes, tenantBytes)}
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux()}
 	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_http_requests_total", Help: "Calls of the HTTP API, by route and status.",
 	}, []string{"route", "status"})
@@ -167,6 +159,7 @@ func (r route) where() string {
 // call is one request under way.
 type call struct {
 	*Server
+	*edge.Reply
 	w   http.ResponseWriter
 	r   *http.Request
 	rc  *http.ResponseController
@@ -176,8 +169,6 @@ type call struct {
 	memory stored.Share
 	// key is the idempotency key, empty without one.
 	key string
-	// status is what was answered; 0 until then.
-	status int
 	// release gives back what the credential holds, once the call is answered.
 	release func()
 }
@@ -191,48 +182,28 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	}
 	ctx, end := edge.Open(w, r, s.opt.Tracer, "http."+to.id, to.where(), most)
 	defer end()
-	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
+	c := &call{Server: s, Reply: edge.NewReply(w), w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
 	defer func() { c.release() }()
-	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
-	err := c.run(to)
+	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.Status)).Inc() }()
+	err := s.Guard(ctx, func() error { return c.run(to) })
 	if err = s.Close(c.ctx, to.id, begin, err); err != nil {
 		c.fail(err)
 	}
 }
 
 // run is the call from its credential on.
-func (c *call) run(to route) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			if p == http.ErrAbortHandler { //nolint:errorlint // it is the value itself that is thrown
-				panic(p)
-			}
-			err = c.Recovered(c.ctx, p)
-		}
-	}()
+func (c *call) run(to route) error {
 	if to.open {
 		return to.do(c)
 	}
-	ctx, release, err := c.Door.Admit(c.ctx, credential(c.r.Header), false)
-	c.release = release
+	ctx, who, release, err := c.Admit(c.ctx, edge.Admission{Credential: credential(c.r.Header), Scopes: to.scopes, Check: func() error {
+		bad := map[string]string{}
+		c.readKey(to, bad)
+		c.readQuery(to, bad)
+		return invalid(bad)
+	}})
+	c.ctx, c.p, c.memory, c.release = ctx, who.Principal, who.Memory, release
 	if err != nil {
-		return err
-	}
-	c.ctx = ctx
-	if c.p, err = principal.From(ctx); err != nil {
-		return err
-	}
-	c.memory = c.shares.Of(c.p.Tenant)
-	if err := c.p.Need(to.scopes); err != nil {
-		return err
-	}
-	bad := map[string]string{}
-	c.readKey(to, bad)
-	c.readQuery(to, bad)
-	if err := invalid(bad); err != nil {
-		return err
-	}
-	if err := c.Reachable(ctx); err != nil {
 		return err
 	}
 	return to.do(c)
@@ -315,6 +286,3 @@ func (s *Server) nothing(c *call) error {
 	c.w.Header().Set("Allow", strings.Join(allowed, ", "))
 	return fault.New(fault.FailedPrecondition, fault.ReasonMethod, "this path takes "+strings.Join(allowed, ", "))
 }
-
-// clientGone reports whether nobody is there to be answered.
-func (c *call) clientGone() bool { return errors.Is(c.r.Context().Err(), context.Canceled) }

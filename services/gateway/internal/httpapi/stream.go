@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
@@ -37,7 +35,7 @@ type gap struct {
 func (c *call) stream(req *computev1.ExecCommandRequest) error {
 	w := &events{call: c}
 	_, err := c.use.Exec(c.ctx, c.p, c.key, req, w)
-	if c.status == 0 && err != nil {
+	if c.Status == 0 && err != nil {
 		return err
 	}
 	return w.finish(req.GetSandboxId(), err)
@@ -120,15 +118,4 @@ func (w *events) send(e event, number uint64) error {
 	return w.write(b.Bytes())
 }
 
-func (w *events) write(b []byte) error {
-	if w.status == 0 {
-		w.begin(http.StatusOK, mediaSSE)
-		w.w.Header().Set("X-Accel-Buffering", "no")
-		w.w.WriteHeader(http.StatusOK)
-	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(writeTime))
-	if _, err := w.w.Write(b); err != nil {
-		return err
-	}
-	return w.rc.Flush()
-}
+func (w *events) write(b []byte) error { return w.Event(mediaSSE, b) }

@@ -14,13 +14,10 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
-	"github.com/sandtrail/sandtrail/libs/transcript"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 )
-
-// maxOutput is how many bytes of each stream an answer holds. The whole output is streamed, or read from the controller API.
-const maxOutput = 1 << 20
 
 // maxArgument is the most bytes of code that go as an argument; more goes in as standard input, which is not recorded either.
 const maxArgument = 64 << 10
@@ -125,15 +122,15 @@ func (c *call) execute() error {
 	if err != nil {
 		return err
 	}
-	g := &gathered{call: c}
-	defer g.release()
+	g := c.gather(true)
+	defer g.Release()
 	x, err := c.ran(req, g)
 	if err != nil {
 		return err
 	}
 	out := result{
-		Output: text(g.all), ExitCode: x.Completed.GetExitCode(), Stdout: text(g.streams[0].data), Stderr: text(g.streams[1].data),
-		StdoutBase64: exact(g.streams[0].data), StderrBase64: exact(g.streams[1].data), Truncated: g.truncated(x),
+		Output: text(g.Both), ExitCode: x.Completed.GetExitCode(), Stdout: text(g.Stdout), Stderr: text(g.Stderr),
+		StdoutBase64: exact(g.Stdout), StderrBase64: exact(g.Stderr), Truncated: g.Truncated(x),
 		StartedAt: x.StartedAt, EndedAt: x.EndedAt, ExecutionID: x.ID, Reason: x.Completed.GetReason(), Message: x.Completed.GetMessage(),
 	}
 	return c.answer(http.StatusOK, out)
@@ -168,17 +165,15 @@ type watcher interface {
 	exec() string
 }
 
-// gathered is the output of an exec as far as an answer holds it.
+// gathered is the output of an exec that is told in one answer.
 type gathered struct {
 	*call
-	id      string
-	streams [2]struct {
-		data []byte
-		// cut: what came behind data is left out.
-		cut bool
-	}
-	all  []byte
-	held int
+	*edge.Gathered
+	id string
+}
+
+func (c *call) gather(together bool) *gathered {
+	return &gathered{call: c, Gathered: edge.NewGathered(c.memory, together)}
 }
 
 func (g *gathered) exec() string { return g.id }
@@ -190,33 +185,8 @@ func (g *gathered) Named(id string) error {
 }
 
 func (g *gathered) Output(i output.Item) error {
-	if i.Chunk == nil {
-		return nil
-	}
-	s := &g.streams[0]
-	if i.Chunk.Stream == transcript.Stderr {
-		s = &g.streams[1]
-	}
-	if s.cut {
-		return nil // what comes behind a gap is not what a reader would take it for
-	}
-	take := min(len(i.Chunk.Data), maxOutput-len(s.data))
-	if i.Chunk.GapTo > 0 || !g.memory.Take(2*take) {
-		s.cut = true
-		return nil
-	}
-	g.held += 2 * take
-	s.data = append(s.data, i.Chunk.Data[:take]...)
-	g.all = append(g.all, i.Chunk.Data[:take]...)
-	s.cut = take < len(i.Chunk.Data)
+	g.Add(i.Chunk)
 	return nil
-}
-
-func (g *gathered) release() { g.memory.Give(g.held) }
-
-func (g *gathered) truncated(x sandbox.Exec) bool {
-	return g.streams[0].cut || g.streams[1].cut || uint64(len(g.streams[0].data)) < x.Completed.GetStdout().GetBytes() ||
-		uint64(len(g.streams[1].data)) < x.Completed.GetStderr().GetBytes()
 }
 
 // text is output as JSON holds it: what is no UTF-8 becomes U+FFFD, only here at the very end.
@@ -266,7 +236,7 @@ func (c *call) stream() error {
 	}
 	w := &events{call: c, frame: newFramer(how)}
 	x, err := c.ran(req, w)
-	if err != nil && c.status == 0 {
+	if err != nil && c.Status == 0 {
 		return err
 	}
 	if ferr := w.flush(); ferr != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 // filePart is how much of a file is read at once.
@@ -165,7 +166,7 @@ func (c *call) download() error {
 		return err
 	}
 	if !c.memory.Take(filePart) {
-		return busy()
+		return edge.Busy()
 	}
 	defer c.memory.Give(filePart)
 	var size, sent int64
@@ -174,15 +175,15 @@ func (c *call) download() error {
 		if err != nil {
 			return err
 		}
-		if c.status == 0 {
+		if c.Status == 0 {
 			size = total
-			c.begin(http.StatusOK, mediaBytes)
+			c.Begin(http.StatusOK, mediaBytes)
 			c.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 			c.w.Header().Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
 			c.w.WriteHeader(http.StatusOK)
 		}
 		data = data[:min(int64(len(data)), size-sent)]
-		_ = c.rc.SetWriteDeadline(time.Now().Add(writeTime))
+		_ = c.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime))
 		if _, err := c.w.Write(data); err != nil {
 			return err
 		}

@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/sandtrail/sandtrail/libs/transcript"
@@ -186,15 +184,4 @@ func (w *events) event(name, data string) error {
 	return w.send(b.Bytes())
 }
 
-func (w *events) send(b []byte) error {
-	if w.status == 0 {
-		w.begin(http.StatusOK, mediaSSE)
-		w.w.Header().Set("X-Accel-Buffering", "no")
-		w.w.WriteHeader(http.StatusOK)
-	}
-	_ = w.rc.SetWriteDeadline(time.Now().Add(writeTime))
-	if _, err := w.w.Write(b); err != nil {
-		return err
-	}
-	return w.rc.Flush()
-}
+func (w *events) send(b []byte) error { return w.Event(mediaSSE, b) }

@@ -22,7 +22,7 @@ const guestTime = 30 * time.Second
 // guest runs a program in a sandbox for a route that has no other way. Its arguments are handed over as they are: no shell is ever built
 // from what a caller sends. It is an exec like any other, recorded and metered.
 func (c *call) guest(id string, stdin []byte, argv ...string) (*gathered, sandbox.Exec, error) {
-	g := &gathered{call: c}
+	g := c.gather(false)
 	req := &computev1.ExecCommandRequest{SandboxId: id, Command: argv[0], Args: argv[1:], Stdin: stdin, Timeout: durationpb.New(guestTime)}
 	if _, err := c.use.Exec(c.ctx, c.p, "", req, g); err != nil {
 		return g, sandbox.Exec{}, err
@@ -41,14 +41,14 @@ func (c *call) guest(id string, stdin []byte, argv ...string) (*gathered, sandbo
 // script runs a shell script of this program, with what the caller sends as its arguments. The script ends with 0 or is an error.
 func (c *call) script(id, script string, args ...string) ([]byte, error) {
 	g, x, err := c.guest(id, nil, append([]string{"sh", "-c", script, "sh"}, args...)...)
-	defer g.release()
+	defer g.Release()
 	if err != nil {
 		return nil, err
 	}
 	if code := x.Completed.GetExitCode(); code != 0 {
-		return nil, failed(code, g.streams[1].data)
+		return nil, failed(code, g.Stderr)
 	}
-	return bytes.Clone(g.streams[0].data), nil
+	return bytes.Clone(g.Stdout), nil
 }
 
 // codeMissing is how scripts say that nothing is at a path.
@@ -203,5 +203,5 @@ func (c *call) logs() error {
 	for _, l := range lines {
 		b.WriteString(l + "\n")
 	}
-	return c.write(http.StatusOK, mediaText, b.Bytes())
+	return c.Whole(http.StatusOK, mediaText, b.Bytes())
 }

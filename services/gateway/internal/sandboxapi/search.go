@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 const (
@@ -182,7 +183,7 @@ func (c *call) replaceInFiles() error {
 
 func (c *call) replace(p place, name string, b replacement) (int, error) {
 	if !c.memory.Take(2 * maxFile) {
-		return 0, busy()
+		return 0, edge.Busy()
 	}
 	defer c.memory.Give(2 * maxFile)
 	data, size, eof, err := c.use.ReadFile(c.ctx, c.p, p.id, p.abs(name), 0, maxFile)

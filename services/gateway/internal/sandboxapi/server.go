@@ -4,7 +4,6 @@ package sandboxapi
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/http"
 	"slices"
@@ -35,14 +34,8 @@ const (
 	headerSandbox   = "Sandtrail-Sandbox-Id"
 )
 
-const (
-	// bodyTime is how long a body may take to arrive, writeTime how long a client may take to read what was written to it at once.
-	bodyTime, writeTime = 30 * time.Second, 30 * time.Second
-	// unaryTime bounds calls that do not wait for a command or a start.
-	unaryTime = 2 * time.Minute
-	// memoryBytes is what all requests together hold in bodies, files and outputs.
-	memoryBytes = 256 << 20
-)
+// unaryTime bounds calls that do not wait for a command or a start.
+const unaryTime = 2 * time.Minute
 
 // Options are what differs from one deployment to another.
 type Options struct {
@@ -52,22 +45,23 @@ type Options struct {
 	Tenant string
 	// Version of the program, as /health tells it.
 	Version string
-	Tracer  trace.TracerProvider
+	// BodyTime is how long a JSON body may take to arrive.
+	BodyTime time.Duration
+	Tracer   trace.TracerProvider
 }
 
 // Server serves the API.
 type Server struct {
 	*edge.Edge
-	use    *usecase.UseCases
-	opt    Options
-	mux    *http.ServeMux
-	memory *stored.Memory
-	calls  *prometheus.CounterVec
+	use   *usecase.UseCases
+	opt   Options
+	mux   *http.ServeMux
+	calls *prometheus.CounterVec
 }
 
 // New makes the handler. It fails where its metrics are registered already.
 func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
-	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), memory: stored.NewMemory(memoryBytes)}
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux()}
 	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_named_requests_total", Help: "Calls of the HTTP API of named sandboxes, by route and status.",
 	}, []string{"route", "status"})
@@ -123,13 +117,14 @@ type route struct {
 // call is one request under way.
 type call struct {
 	*Server
+	*edge.Reply
 	w   http.ResponseWriter
 	r   *http.Request
 	rc  *http.ResponseController
 	ctx context.Context //nolint:containedctx // it is the request's, with what the edge adds
 	p   principal.Principal
-	// status is what was answered; 0 until then.
-	status int
+	// memory is the share of the caller's tenant.
+	memory stored.Share
 	// release gives back what the credential holds, once the call is answered.
 	release func()
 }
@@ -143,68 +138,46 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	}
 	ctx, end := edge.Open(w, r, s.opt.Tracer, "named."+to.id, to.path, most)
 	defer end()
-	c := &call{Server: s, w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
+	c := &call{Server: s, Reply: edge.NewReply(w), w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
 	defer func() { c.release() }()
-	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.status)).Inc() }()
-	err := c.run(to)
+	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.Status)).Inc() }()
+	err := s.Guard(ctx, func() error { return c.run(to) })
 	if err = s.Close(c.ctx, "named."+to.id, begin, err); err != nil {
 		c.fail(err)
 	}
 }
 
 // run is the call from its credential on.
-func (c *call) run(to route) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			if p == http.ErrAbortHandler { //nolint:errorlint // it is the value itself that is thrown
-				panic(p)
-			}
-			err = c.Recovered(c.ctx, p)
-		}
-	}()
+func (c *call) run(to route) error {
 	if to.open {
 		return to.do(c)
 	}
-	if err := c.admit(); err != nil {
-		return err
-	}
-	if err := c.p.Need(to.scopes); err != nil {
-		return err
-	}
-	if strings.Contains(c.r.URL.RawQuery, ";") {
-		return invalid(map[string]string{"query": "cannot be read"})
-	}
-	if err := c.Reachable(c.ctx); err != nil {
+	ctx, who, release, err := c.Admit(c.ctx, edge.Admission{Credential: credential(c.r.Header), Local: c.local, Scopes: to.scopes, Check: func() error {
+		if strings.Contains(c.r.URL.RawQuery, ";") {
+			return field("query", "cannot be read")
+		}
+		return nil
+	}})
+	c.ctx, c.p, c.memory, c.release = ctx, who.Principal, who.Memory, release
+	if err != nil {
 		return err
 	}
 	return to.do(c)
 }
 
-// admit says who calls. Where callers without a credential are let in they act for one tenant, because names are a tenant's.
-func (c *call) admit() error {
-	ctx, release, err := c.Door.Admit(c.ctx, credential(c.r.Header), true)
-	c.release = release
-	if err != nil {
-		return err
+// local says for which tenant a caller without a credential acts: for one, because names are a tenant's.
+func (c *call) local(p principal.Principal) (principal.Principal, error) {
+	if err := sameSite(c.r); err != nil {
+		return p, err
 	}
-	c.ctx = ctx
-	if c.p, err = principal.From(ctx); err != nil {
-		return err
-	}
-	if c.p.Development() {
-		if err := sameSite(c.r); err != nil {
-			return err
+	p.Tenant = c.opt.Tenant
+	if given := c.r.Header.Get(headerTenant); given != "" {
+		if !subject.ValidTenant(given) {
+			return p, field(headerTenant, "must be 1 to 64 of A-Z a-z 0-9 _ -")
 		}
-		c.p.Tenant = c.opt.Tenant
-		if given := c.r.Header.Get(headerTenant); given != "" {
-			if !subject.ValidTenant(given) {
-				return invalid(map[string]string{headerTenant: "must be 1 to 64 of A-Z a-z 0-9 _ -"})
-			}
-			c.p.Tenant = given
-		}
-		c.ctx = principal.With(ctx, c.p)
+		p.Tenant = given
 	}
-	return nil
+	return p, nil
 }
 
 // sameSite refuses what a browser sends for a page of another site: where no credential is asked for, a page that somebody on this host
@@ -264,9 +237,6 @@ func (c *call) find(name string) (string, error) {
 func (c *call) nothing() error {
 	return fault.Newf(fault.NotFound, fault.ReasonRouteNotFound, "there is no such route: %.16s %.200q", c.r.Method, c.r.URL.Path)
 }
-
-// clientGone reports whether nobody is there to be answered.
-func (c *call) clientGone() bool { return errors.Is(c.r.Context().Err(), context.Canceled) }
 
 // health needs no credential.
 func (c *call) health() error {

@@ -12,12 +12,13 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
 const (
 	// maxFile is the most bytes of a file that is uploaded, maxFiles how many come in one request.
 	maxFile, maxFiles = 16 << 20, 100
-	// uploadIdle is how long a client may send nothing of an upload, uploadTime how long one file may take: its memory is set aside meanwhile.
+	// uploadIdle is how long a client may send nothing of an upload, uploadTime how long one file may take.
 	uploadIdle, uploadTime = 30 * time.Second, 2 * time.Minute
 )
 
@@ -176,12 +177,12 @@ func (c *call) uploadAll() error {
 
 // put writes a file and answers once it is there, with what was found there.
 func (c *call) put(p place, at, name string, data io.Reader) (*uploaded, error) {
-	if !c.memory.Take(maxFile) {
-		return nil, busy()
-	}
-	defer c.memory.Give(maxFile)
-	body, err := io.ReadAll(io.LimitReader(data, maxFile+1))
+	body, held, err := edge.Gather(data, maxFile, -1, c.memory)
+	defer func() { c.memory.Give(held) }()
+	var busy *fault.Error
 	switch {
+	case errors.As(err, &busy):
+		return nil, busy
 	case err != nil:
 		return nil, malformed("the end of the file did not come")
 	case len(body) > maxFile:

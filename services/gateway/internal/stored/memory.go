@@ -36,15 +36,15 @@ func (m *Memory) Give(n int) {
 	m.mu.Unlock()
 }
 
-// Shares is a Memory of which nobody gets more than a part, so that one who holds on to it leaves room for others.
+// Shares is a Memory of which nobody gets more than half of what the others leave: one who holds on to it leaves room, and so do several.
 type Shares struct {
-	mu         sync.Mutex
-	free, each int
-	held       map[string]int
+	mu   sync.Mutex
+	free int
+	held map[string]int
 }
 
-// NewShares makes one of n bytes, of which each key may hold at most that many.
-func NewShares(n, each int) *Shares { return &Shares{free: n, each: each, held: map[string]int{}} }
+// NewShares makes one of n bytes.
+func NewShares(n int) *Shares { return &Shares{free: n, held: map[string]int{}} }
 
 // Share is what one key may hold of Shares.
 type Share struct {
@@ -55,15 +55,19 @@ type Share struct {
 // Of is the share of a key.
 func (s *Shares) Of(key string) Share { return Share{s, key} }
 
-// Take reserves n bytes until Give; false: they are not there, or the key holds too much.
+// Take reserves n bytes until Give; false: they are not there, or the key would hold more than the half.
 func (s Share) Take(n int) bool {
+	if n == 0 {
+		return true
+	}
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
-	if n > s.of.free || n > s.of.each-s.of.held[s.key] {
+	held := s.of.held[s.key]
+	if held+n > (s.of.free+held)/2 {
 		return false
 	}
 	s.of.free -= n
-	s.of.held[s.key] += n
+	s.of.held[s.key] = held + n
 	return true
 }
 
