@@ -50,6 +50,15 @@ func Page(ctx context.Context, js jetstream.JetStream, stream, subject string, f
 	return get(ctx, js, stream, n, map[string]any{"seq": max(from, 1), "next_by_subj": subject, "batch": n, "max_bytes": maxBytes})
 }
 
+// SeqAt is the sequence of the first message of a subject or filter that was stored at a time or later, 0 without one.
+func SeqAt(ctx context.Context, js jetstream.JetStream, stream, subject string, at time.Time) (uint64, error) {
+	messages, _, err := get(ctx, js, stream, 1, map[string]any{"start_time": at.UTC(), "next_by_subj": subject, "batch": 1})
+	if err != nil || len(messages) == 0 {
+		return 0, err
+	}
+	return messages[0].Seq, nil
+}
+
 // Leader gives the first message of a subject or filter from a sequence on, nil without one. Unlike the others it asks the leader of the
 // stream, not any replica: what is not there does not exist.
 func Leader(ctx context.Context, js jetstream.JetStream, stream, subject string, from uint64) (*Message, error) {

@@ -227,6 +227,7 @@ func answers(js jetstream.JetStream) bool {
 	defer cancel()
 	for _, name := range []string{
 		topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories,
+		topology.StreamCalls,
 	} {
 		if _, err := js.Stream(ctx, name); err != nil {
 			return false

@@ -84,6 +84,7 @@ func gateway(b *builder) {
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs), subject.Readers("*", "*", "*"))
 	b.answer(Gateway)
+	b.publish(subject.Call("*"))
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
@@ -173,7 +174,7 @@ func gc(b *builder) {
 }
 
 func operator(b *builder) {
-	b.read(topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories)
+	b.read(topology.StreamEvents, topology.StreamCommands, topology.StreamOutput, topology.StreamDead, topology.StreamAdvisories, topology.StreamCalls)
 	b.feed()
 	for _, name := range topology.Buckets() {
 		b.bucket(name)

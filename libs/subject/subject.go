@@ -12,6 +12,7 @@ const (
 	Commands = "cmd.>"
 	Outputs  = "out.>"
 	Dead     = "dlq.>"
+	Calls    = "call.>"
 	// EventPrefix begins the subject of every event: evt.<tenant>.…
 	EventPrefix = "evt."
 	// LivePrefix is put before an event's or a chunk's subject by RePublish of its stream.
@@ -300,6 +301,9 @@ func FilesOf(worker string) string { return "svc.files." + worker + ".>" }
 func DeadLetter(service, consumer, original string) string {
 	return "dlq." + service + "." + consumer + "." + original
 }
+
+// Call is where records of a tenant's calls stand, and those of strangers under NoTenant: call.<tenant>
+func Call(tenant string) string { return "call." + tenant }
 
 // Redrive is where whoever runs a consumer of events takes RedriveCall requests for it: svc.redrive.<consumer>
 func Redrive(consumer string) string { return "svc.redrive." + consumer }

@@ -19,6 +19,7 @@ const (
 	StreamOutput     = "OUT"
 	StreamDead       = "DLQ"
 	StreamAdvisories = "ADV"
+	StreamCalls      = "CALL"
 )
 
 // Buckets.
@@ -111,6 +112,9 @@ const (
 	// MaxCommandSize bounds a command with its headers, in bytes. It leaves room under the 2 MiB that the server takes for what
 	// a dead letter adds to it.
 	MaxCommandSize = 2<<20 - 64<<10
+
+	// CallsPerTenant is how many records of calls are kept for each tenant, and for strangers together; the oldest go.
+	CallsPerTenant = 1_000_000
 
 	// WorkerTTL is how long a heartbeat lasts, LeaseTTL how long a lease does.
 	WorkerTTL = time.Minute
@@ -213,7 +217,14 @@ func streams(o Options) []jetstream.StreamConfig {
 	adv.Discard = jetstream.DiscardOld
 	adv.Duplicates = 2 * time.Minute
 
-	return []jetstream.StreamConfig{evt, cmd, out, dlq, adv}
+	// A tenant that calls much pushes out its own records only.
+	call := base(StreamCalls, "Records of callers' requests", subject.Calls)
+	call.Discard = jetstream.DiscardOld
+	call.MaxMsgsPerSubject = CallsPerTenant
+	call.MaxAge, call.MaxBytes, call.MaxMsgSize = 90*day, 8<<30, 8<<10
+	call.Duplicates = 2 * time.Minute
+
+	return []jetstream.StreamConfig{evt, cmd, out, dlq, adv, call}
 }
 
 // buckets are all buckets. When one is full, writes to it are refused.

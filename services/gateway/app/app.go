@@ -26,6 +26,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/seal"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/certs"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/grpcapi"
@@ -55,6 +56,7 @@ type App struct {
 	log    *slog.Logger
 	nc     *nats.Conn
 	door   *principal.Door
+	calls  *calls.Recorder
 	server *grpc.Server
 	health *health.Server
 	grpcL  net.Listener
@@ -112,6 +114,10 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.calls, err = calls.New(d.NC, d.Log, d.Registry); err != nil {
+		return nil, fmt.Errorf("record calls: %w", err)
+	}
+	around.Calls = a.calls
 	probes := keepalive.ServerParameters{Time: cfg.Probe, Timeout: cfg.ProbeTimeout}
 	if a.server, a.health, err = grpcapi.New(use, around, probes, d.Registry, options...); err != nil {
 		return nil, err
@@ -120,7 +126,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	for name, fn := range d.Checks {
 		checks = append(checks, ops.Check{Name: name, Fn: fn})
 	}
-	if a.tools, err = newTools(ctx, cfg, d); err != nil {
+	if a.tools, err = newTools(ctx, cfg, d, around); err != nil {
 		return nil, fmt.Errorf("make the tools of MCP: %w", err)
 	}
 	api, err := httpapi.New(use, around, httpapi.Options{
@@ -198,6 +204,8 @@ func (a *App) Run(ctx context.Context) error {
 	if a.Development() {
 		a.log.WarnContext(ctx, "no API keys are configured: anybody on this host may do anything (development mode)")
 	}
+	done, stop := a.record(ctx)
+	defer func() { stop(); <-done }()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := a.server.Serve(limited(a.grpcL)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -219,6 +227,20 @@ func (a *App) Run(ctx context.Context) error {
 	})
 	return g.Wait()
 }
+
+// record writes records of calls until it is stopped, which is behind the last call.
+func (a *App) record(ctx context.Context) (done <-chan struct{}, stop func()) {
+	ctx, stop = context.WithCancel(context.WithoutCancel(ctx))
+	end := make(chan struct{})
+	go func() {
+		defer close(end)
+		a.calls.Run(ctx, recordRest)
+	}()
+	return end, stop
+}
+
+// recordRest is how long a gateway that stops writes records of calls that have ended.
+const recordRest = 3 * time.Second
 
 // watch makes the health service say what readiness says.
 func (a *App) watch(ctx context.Context) {

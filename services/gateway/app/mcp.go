@@ -6,13 +6,17 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/sandtrail/sandtrail/libs/outputcodec"
+	"github.com/sandtrail/sandtrail/libs/telemetry"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/mcpapi"
 )
 
@@ -42,7 +46,7 @@ type tools struct {
 	handler  *mcpapi.Handler
 }
 
-func newTools(ctx context.Context, cfg Config, d Deps) (*tools, error) {
+func newTools(ctx context.Context, cfg Config, d Deps, around *edge.Edge) (*tools, error) {
 	t := &tools{listener: bufconn.Listen(toolBuffer)}
 	var err error
 	t.conn, err = grpc.NewClient("passthrough:///gateway",
@@ -55,6 +59,9 @@ func newTools(ctx context.Context, cfg Config, d Deps) (*tools, error) {
 	}
 	all, err := mcpapi.New(ctx, mcpapi.Options{
 		API: computev1.NewComputeServiceClient(t.conn), Image: cfg.Image, Log: d.Log, Registry: d.Registry,
+		Refused: func(ctx context.Context, tool, correlation string, began time.Time, err error) {
+			around.Finish(around.Calls.Begin(telemetry.WithCorrelation(ctx, correlation), calls.MCP, tool), "mcp."+tool, began, err)
+		},
 	})
 	if err != nil {
 		return nil, errors.Join(err, t.conn.Close())

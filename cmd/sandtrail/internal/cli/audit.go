@@ -24,6 +24,7 @@ type Audit struct {
 	Export     AuditExport     `cmd:"" help:"Write the log into a directory, for a check without the server; goes on where it was."`
 	Import     AuditImport     `cmd:"" help:"Put an export into an empty NATS server, to look into it there."`
 	Prove      AuditProve      `cmd:"" help:"Make a proof of one event for somebody who has the public key alone."`
+	Calls      AuditCalls      `cmd:"" name:"log" help:"List what callers asked for: who, with which key, what, about what, and how it ended."`
 	CheckProof AuditCheckProof `cmd:"" help:"Check such a proof."`
 }
 
@@ -254,19 +255,24 @@ func (a *AuditVerify) words(e *Env, r audit.Report) error {
 	if err != nil || r.OK() {
 		return err
 	}
-	t := render.Table{Header: []string{"WHAT", "WHERE", "AGGREGATE", "HOW IT SHOWS"}}
+	return findings(e, "AGGREGATE", r.Findings, r.Total)
+}
+
+// findings prints what was found, under a header that says what its subjects are.
+func findings(e *Env, subjects string, found []*audit.Finding, total map[audit.Kind]int) error {
+	t := render.Table{Header: []string{"WHAT", "WHERE", subjects, "HOW IT SHOWS"}}
 	all := 0
-	for _, f := range r.Findings {
+	for _, f := range found {
 		t.Rows = append(t.Rows, []string{string(f.Kind), f.Where(), f.Subject, f.What})
 	}
-	for _, n := range r.Total {
+	for _, n := range total {
 		all += n
 	}
 	fmt.Fprintln(e.Stdout)
 	if err := t.Write(e.Stdout); err != nil {
 		return err
 	}
-	if rest := all - len(r.Findings); rest > 0 {
+	if rest := all - len(found); rest > 0 {
 		e.warn("%d findings more are not shown", rest)
 	}
 	return nil

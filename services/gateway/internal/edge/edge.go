@@ -20,6 +20,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
@@ -33,6 +34,8 @@ type Edge struct {
 	Log  *slog.Logger
 	// Connected reports whether the log can be reached.
 	Connected func() bool
+	// Calls records them; nil: nobody does.
+	Calls     *calls.Recorder
 	validator protovalidate.Validator
 	// shares are what the calls of all HTTP APIs hold in bodies, files and outputs that they gather.
 	shares *stored.Shares
@@ -144,17 +147,21 @@ func (e *Edge) Shown(ctx context.Context, err error) error {
 	}
 }
 
-// Finish logs a call. Requests and answers are never logged: they hold secrets and output.
+// Finish logs and records a call. Requests and answers are never logged: they hold secrets and output.
 func (e *Edge) Finish(ctx context.Context, method string, start time.Time, err error) {
 	attrs := []any{"method", method, "took", time.Since(start)}
 	if p, ok := principal.From(ctx); ok == nil {
 		attrs = append(attrs, "actor", p.Actor)
 	}
+	if err != nil {
+		err = e.Shown(ctx, err)
+	}
+	e.Calls.Ended(ctx, start, err)
 	if err == nil {
 		e.Log.DebugContext(ctx, "call", attrs...)
 		return
 	}
-	detail, code := fault.Detail(e.Shown(ctx, err))
+	detail, code := fault.Detail(err)
 	level := slog.LevelInfo
 	if c := fault.Code(detail.GetCode()); c == fault.Internal || c == fault.Unavailable {
 		level = slog.LevelError

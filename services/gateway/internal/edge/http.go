@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -20,10 +21,11 @@ const (
 	HeaderTrace       = "X-Trace-Id"
 )
 
-// Open begins a call of an HTTP API: its correlation id, its span, and the headers that every answer has. most bounds it; 0 does not. end
-// must be called once the call is answered.
-func Open(w http.ResponseWriter, r *http.Request, tracer trace.TracerProvider, name, route string, most time.Duration) (ctx context.Context, end func()) {
-	ctx = Correlate(r.Context(), r.Header.Get(HeaderCorrelation), r.Header.Get(HeaderTrace))
+// Open begins a call of an HTTP API, whose name is the API's, a dot, and the route's id: its correlation id, its span, and the headers that
+// every answer has. most bounds it; 0 does not. end must be called once the call is answered.
+func (e *Edge) Open(w http.ResponseWriter, r *http.Request, tracer trace.TracerProvider, name, route string, most time.Duration) (ctx context.Context, end func()) {
+	api, id, _ := strings.Cut(name, ".")
+	ctx = Correlate(e.Calls.Begin(r.Context(), api, id), r.Header.Get(HeaderCorrelation), r.Header.Get(HeaderTrace))
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
 	ctx, span := tracer.Tracer("github.com/sandtrail/sandtrail/services/gateway").Start(ctx, name,
 		trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(attribute.String("http.route", route)))

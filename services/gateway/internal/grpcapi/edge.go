@@ -7,10 +7,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 )
 
@@ -32,6 +34,9 @@ const (
 	maxMargin = 500 * time.Millisecond
 )
 
+// ownNetwork is that of this program's own tools of MCP, which call through memory: bufconn's.
+const ownNetwork = "bufconn"
+
 // open are the services that answer without a credential: they show no tenant's data.
 func open(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.") || strings.HasPrefix(method, "/grpc.reflection.")
@@ -45,7 +50,7 @@ func (e interceptors) unary(ctx context.Context, req any, info *grpc.UnaryServer
 		return handler(ctx, req)
 	}
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(correlate(ctx), budget(ctx))
+	ctx, cancel := context.WithTimeout(e.correlate(ctx, info.FullMethod), budget(ctx))
 	defer cancel()
 	_ = grpc.SetHeader(ctx, metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
 	ctx, release, err := e.Door.Admit(ctx, credential(ctx), true)
@@ -78,7 +83,7 @@ func (e interceptors) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 		return handler(srv, ss)
 	}
 	start := time.Now()
-	ctx := correlate(ss.Context())
+	ctx := e.correlate(ss.Context(), info.FullMethod)
 	_ = ss.SetHeader(metadata.Pairs(headerCorrelation, telemetry.Correlation(ctx)))
 	ctx, release, err := e.Door.Admit(ctx, credential(ctx), true)
 	defer release()
@@ -107,8 +112,13 @@ func (c *checked) RecvMsg(m any) error {
 	return c.edge.Reachable(c.ctx)
 }
 
-// correlate takes the caller's correlation id where it is one, or makes one.
-func correlate(ctx context.Context) context.Context {
+// correlate begins a call, under the caller's correlation id where it is one.
+func (e interceptors) correlate(ctx context.Context, method string) context.Context {
+	api := calls.GRPC
+	if p, ok := peer.FromContext(ctx); ok && p.Addr.Network() == ownNetwork {
+		api = calls.MCP
+	}
+	ctx = e.Calls.Begin(ctx, api, method[strings.LastIndexByte(method, '/')+1:])
 	return edge.Correlate(ctx, first(ctx, headerCorrelation), first(ctx, headerTrace))
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -48,6 +49,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Registry of metrics; nil: there are none.
 	Registry prometheus.Registerer
+	// Refused is told of a call of a tool that failed here and not in API, with its correlation id and when it began; nil: nobody is.
+	Refused func(ctx context.Context, tool, correlation string, began time.Time, err error)
 }
 
 // Tools are the tools of one server, for any number of sessions.
@@ -143,6 +146,7 @@ func add[In, Out any](t *Tools, tool *mcp.Tool, renamed names, do func(*call, In
 	tool.InputSchema, tool.OutputSchema = in, out
 	t.calls.WithLabelValues(tool.Name, "ok") // there from the start, so that its first call is a change
 	t.server.AddTool(tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+		began := time.Now()
 		c, end, err := t.begin(ctx, req)
 		defer end()
 		var v Out
@@ -154,6 +158,9 @@ func add[In, Out any](t *Tools, tool *mcp.Tool, renamed names, do func(*call, In
 			outcome = string(fault.FromStatus(err).Reason)
 		}
 		t.calls.WithLabelValues(tool.Name, outcome).Inc()
+		if ours := (*fault.Error)(nil); errors.As(err, &ours) && t.opt.Refused != nil {
+			t.opt.Refused(ctx, tool.Name, c.correlation, began, err)
+		}
 		if err != nil {
 			return c.failed(err, renamed), nil
 		}

@@ -136,7 +136,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	if to.long {
 		most = 0
 	}
-	ctx, end := edge.Open(w, r, s.opt.Tracer, "named."+to.id, to.path, most)
+	ctx, end := s.Open(w, r, s.opt.Tracer, "named."+to.id, to.path, most)
 	defer end()
 	c := &call{Server: s, Reply: edge.NewReply(w), w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
 	defer func() { c.release() }()

@@ -17,6 +17,7 @@ import (
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
 
@@ -48,6 +49,7 @@ func (u *UseCases) ordered(
 		return sandbox.Sandbox{}, err
 	}
 	id := c.id()
+	calls.About(ctx, subject.Sandbox(tenant, id))
 	if create.SealedEnv, err = u.sealEnv(id, env); err != nil {
 		return sandbox.Sandbox{}, err
 	}

@@ -21,6 +21,7 @@ import (
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
@@ -53,6 +54,7 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 	}
 	spec.IdempotencyKeySha256, spec.RequestSha256 = c.digests()
 	agg := subject.Exec(s.Tenant, s.ID, c.id())
+	calls.About(ctx, agg)
 	known := false
 	if c.repeated {
 		h, err := u.history(ctx, agg)
@@ -387,11 +389,16 @@ func (u *UseCases) exec(ctx context.Context, p principal.Principal, sandboxID, e
 // locateExec names the aggregate of an exec that the caller may see. Without a sandbox id it is searched for.
 func (u *UseCases) locateExec(ctx context.Context, p principal.Principal, sandboxID, execID string) (subject.Aggregate, error) {
 	if sandboxID != "" && !p.Development() {
-		return subject.Exec(p.Tenant, sandboxID, execID), nil
+		agg := subject.Exec(p.Tenant, sandboxID, execID)
+		calls.About(ctx, agg)
+		return agg, nil
 	}
 	agg, err := u.log.Find(ctx, subject.AnySandboxExec(p.Tenant, execID))
 	if fault.CodeOf(err) == fault.NotFound || err == nil && sandboxID != "" && agg.Sandbox != sandboxID {
 		return agg, fault.Newf(fault.NotFound, fault.ReasonExecNotFound, "there is no exec %s", execID)
+	}
+	if err == nil {
+		calls.About(ctx, agg)
 	}
 	return agg, err
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
@@ -117,10 +118,14 @@ func (u *UseCases) locate(ctx context.Context, p principal.Principal, id string)
 
 // aggregate is that of the sandbox which the caller means by an id; it need not exist.
 func (u *UseCases) aggregate(ctx context.Context, p principal.Principal, id string) (subject.Aggregate, error) {
+	agg, err := subject.Sandbox(p.Tenant, id), error(nil)
 	if p.Development() {
-		return u.anyTenant(ctx, id)
+		agg, err = u.anyTenant(ctx, id)
 	}
-	return subject.Sandbox(p.Tenant, id), nil
+	if err == nil {
+		calls.About(ctx, agg)
+	}
+	return agg, err
 }
 
 // tenantsMost bounds the sandboxes whose tenant is remembered; over it all are forgotten, which costs one search each.
