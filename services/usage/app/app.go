@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 	"github.com/sandtrail/sandtrail/services/usage/internal/engine"
 	"github.com/sandtrail/sandtrail/services/usage/internal/project"
@@ -155,7 +156,7 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 func (a *App) schema(ctx context.Context, js jetstream.JetStream) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaPatience)
 	defer cancel()
-	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+	for wait := firstPause; ; wait = min(2*wait, maxPause) {
 		err := a.conn.Upgrade(ctx, func(ctx context.Context) error {
 			// Columns that a migration makes are empty in the rows that stand, and tables that it makes have none at all, whatever the checkpoint says.
 			return project.Anew(ctx, js)
@@ -164,11 +165,7 @@ func (a *App) schema(ctx context.Context, js jetstream.JetStream) error {
 			return err
 		}
 		a.log.WarnContext(ctx, "ClickHouse is not there yet", "error", err)
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if pause.For(ctx, wait) != nil {
 			return err
 		}
 	}

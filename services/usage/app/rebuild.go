@@ -12,6 +12,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/lease"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 	"github.com/sandtrail/sandtrail/services/usage/internal/project"
@@ -131,7 +132,7 @@ func (b *rebuilding) run(ctx context.Context) error {
 		if look == looks {
 			return fault.New(fault.Unavailable, fault.ReasonConflict, "the service goes on faster than the two can be compared; try again").WithRetry(time.Minute)
 		}
-		if err := b.rest(ctx, time.Second); err != nil {
+		if err := pause.For(ctx, time.Second); err != nil {
 			return err
 		}
 	}
@@ -254,21 +255,10 @@ func (b *rebuilding) scan(ctx context.Context, from, to uint64, do func(context.
 		b.say("events", p.Last, to)
 		if events += p.Events; b.Rate > 0 {
 			due := time.Duration(float64(events) / float64(b.Rate) * float64(time.Second))
-			return b.rest(ctx, due-time.Since(begin))
+			return pause.For(ctx, due-time.Since(begin))
 		}
 		return nil
 	})
-}
-
-func (b *rebuilding) rest(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // swap puts the shadow in the place of the tables that stand.

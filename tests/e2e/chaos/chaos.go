@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/fault"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
@@ -214,7 +215,7 @@ func (r *run) lane(ctx context.Context, n int) {
 		f, ok := r.pick(random)
 		if !ok {
 			r.made.Add(-1)
-			if !wait(ctx, 100*time.Millisecond) {
+			if pause.For(ctx, 100*time.Millisecond) != nil {
 				return
 			}
 			continue
@@ -223,7 +224,7 @@ func (r *run) lane(ctx context.Context, n int) {
 		r.mu.Lock()
 		delete(r.busy, f.Target)
 		r.mu.Unlock()
-		wait(ctx, r.Rest+time.Duration(random.IntN(500))*time.Millisecond)
+		_ = pause.For(ctx, r.Rest+time.Duration(random.IntN(500))*time.Millisecond)
 	}
 }
 
@@ -246,7 +247,7 @@ func (r *run) fail(ctx context.Context, f fault.Fault, probe *load.Probe) {
 	if err := f.Inject(ctx); err != nil {
 		r.Say("not injected: %v", err)
 	} else {
-		wait(ctx, f.Hold)
+		_ = pause.For(ctx, f.Hold)
 	}
 	// Healed also when the run is over.
 	if err := f.Heal(context.WithoutCancel(ctx)); err != nil {
@@ -266,17 +267,6 @@ func (r *run) fail(ctx context.Context, f fault.Fault, probe *load.Probe) {
 	r.summary.fault(f.Kind, took)
 	if took > 5*time.Second {
 		r.Say("%s after %s until it worked again", took.Round(time.Millisecond), f)
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

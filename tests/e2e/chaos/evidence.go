@@ -15,6 +15,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/linear"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
@@ -53,7 +54,7 @@ func (o *observer) fault(f fault.Fault) {
 
 // sample looks at the host every second until ctx ends.
 func (o *observer) sample(ctx context.Context, r *rig.Rig) {
-	for wait(ctx, time.Second) {
+	for pause.For(ctx, time.Second) == nil {
 		if s, err := evidence.SampleHost(worker, r.State); err == nil {
 			o.mu.Lock()
 			o.samples = append(o.samples, s)
@@ -72,7 +73,7 @@ const (
 )
 
 // append lets clients append to two aggregates at a time against each other until ctx ends, each with a pause behind it.
-func (o *observer) append(ctx context.Context, r *rig.Rig, pause time.Duration) error {
+func (o *observer) append(ctx context.Context, r *rig.Rig, every time.Duration) error {
 	nc, js, err := connect(r)
 	if err != nil {
 		return err
@@ -84,7 +85,7 @@ func (o *observer) append(ctx context.Context, r *rig.Rig, pause time.Duration) 
 		// Without loads: a replica that lags may answer them.
 		log := o.appends.Log(i, jslog.New(js), false)
 		clients.Go(func() {
-			for wait(ctx, pause) {
+			for pause.For(ctx, every) == nil {
 				n := count.Add(1)
 				agg := subject.Tenant(fmt.Sprintf("chaos-%d", n/appendTurn*2+n%2))
 				attempt, cancel := context.WithTimeout(ctx, appendWait)

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/named"
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/pause"
 )
 
 // Execute is `sandtrail execute`, and stream, which is the same: output comes as it is written.
@@ -138,20 +138,9 @@ func (l *Logs) Run(e *Env) error {
 			return nil
 		}
 		seen, tail = now, 10_000
-		if err := pause(ctx, followEvery); err != nil {
+		if err := pause.For(ctx, followEvery); err != nil {
 			return err
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
@@ -209,7 +198,7 @@ func (s *Stats) Run(e *Env) error {
 		if err != nil || !s.Watch {
 			return err
 		}
-		if err := pause(ctx, 2*time.Second); err != nil {
+		if err := pause.For(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}

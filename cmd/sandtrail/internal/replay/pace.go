@@ -3,6 +3,8 @@ package replay
 import (
 	"context"
 	"time"
+
+	"github.com/sandtrail/sandtrail/libs/pause"
 )
 
 // pace bounds how many events a second go through. It waits in pieces that are worth a timer.
@@ -33,18 +35,7 @@ func (p *pace) wait(ctx context.Context) error {
 		p.due = now.Add(-burst)
 	}
 	if ahead := p.due.Sub(now); ahead > worthWaiting {
-		return wait(ctx, ahead)
+		return pause.For(ctx, ahead)
 	}
 	return ctx.Err()
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

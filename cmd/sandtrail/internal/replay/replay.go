@@ -18,6 +18,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/events"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -30,7 +31,7 @@ const (
 	otherType = "other"
 	// patience is how often an end that does not come is asked for again.
 	patience = 20
-	pause    = 250 * time.Millisecond
+	again    = 250 * time.Millisecond
 )
 
 // Event is an event of the log as a sink gets it.
@@ -176,7 +177,7 @@ func (r *runner) read(ctx context.Context, keep func() error) error {
 		case r.state.Next > min(last, r.state.To):
 			return nil
 		}
-		if err := wait(ctx, pause); err != nil {
+		if err := pause.For(ctx, again); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 )
 
@@ -62,7 +63,7 @@ func (p *publisher) publish(ctx context.Context, s segment) error {
 			return ctx.Err()
 		}
 		p.log.Warn("output is not stored yet", "exec", p.exec, "chunk", p.pos.Chunk, "error", err)
-		if err := sleep(ctx, wait); err != nil {
+		if err := pause.For(ctx, wait); err != nil {
 			return err
 		}
 		wait = min(2*wait, retryMax)
@@ -130,15 +131,4 @@ func (p *publisher) try(ctx context.Context, msg *nats.Msg) error {
 // permanent: no later try can succeed.
 func permanent(err error) bool {
 	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadSubject)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

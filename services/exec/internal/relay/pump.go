@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/pause"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
 
@@ -194,7 +195,7 @@ func (p *pump) tail(ctx context.Context, total offsets) error {
 			return nil
 		}
 		if try > 0 {
-			if err := sleep(ctx, tailPause); err != nil {
+			if err := pause.For(ctx, tailPause); err != nil {
 				return err
 			}
 		}

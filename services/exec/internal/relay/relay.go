@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sandtrail/sandtrail/libs/directget"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
@@ -181,7 +182,7 @@ func (p *publisher) drain(ctx context.Context, q *queue, charge func(n int) time
 			return ctx.Err()
 		}
 		if d := time.Until(free); d > 0 {
-			if err := sleep(ctx, d); err != nil {
+			if err := pause.For(ctx, d); err != nil {
 				return err
 			}
 		}

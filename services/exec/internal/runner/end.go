@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
@@ -80,7 +81,7 @@ func (x *run) attach(ctx context.Context, stdout, stderr uint64) (relay.Stream, 
 // standBack leaves the exec to the relay that was faster for a moment; it may have recorded the end then.
 func (x *run) standBack(ctx context.Context) (bool, error) {
 	wait := x.r.cfg.FenceWait
-	if err := pause(ctx, wait/2+rand.N(wait)); err != nil {
+	if err := pause.For(ctx, wait/2+rand.N(wait)); err != nil {
 		return false, err
 	}
 	err := x.reload(ctx)

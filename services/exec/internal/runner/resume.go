@@ -7,6 +7,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
@@ -45,7 +46,7 @@ func (r *Runner) resumeUntil(ctx context.Context, id string) error {
 			return nil
 		}
 		r.log.WarnContext(ctx, "execs of a sandbox are not resumed yet", "sandbox", id, "error", err)
-		if err := pause(ctx, wait); err != nil {
+		if err := pause.For(ctx, wait); err != nil {
 			return err
 		}
 	}

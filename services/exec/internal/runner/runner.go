@@ -19,6 +19,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/seal"
@@ -258,7 +259,7 @@ func (r *Runner) retry(ctx context.Context, what string, x *run, try func() erro
 			level = slog.LevelDebug
 		}
 		r.log.Log(ctx, level, "will try again", "operation", what, "exec", x.agg.ID, "error", err)
-		if err := pause(ctx, wait); err != nil {
+		if err := pause.For(ctx, wait); err != nil {
 			return err
 		}
 		wait = min(2*wait, 2*time.Second)
@@ -272,17 +273,6 @@ func passing(err error) bool {
 	}
 	var f *fault.Error
 	return errors.As(err, &f) && (f.Code == fault.Unavailable || f.Reason == fault.ReasonLogFull || f.Reason == fault.ReasonConflict)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func tailOf(events []envelope.Recorded) eventlog.Tail {

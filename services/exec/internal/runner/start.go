@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -89,7 +90,7 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 			// Whether it was started is open: ask what the toolbox knows, then again.
 			busy++
 			fresh = false
-			if err := pause(ctx, 100*time.Millisecond); err != nil {
+			if err := pause.For(ctx, 100*time.Millisecond); err != nil {
 				return err
 			}
 		case errors.As(err, &refused):
@@ -265,7 +266,7 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 		x.r.log.Warn("toolbox does not answer", "sandbox", x.agg.Sandbox, "exec", x.agg.ID, "error", cause)
 		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox does not answer any more and the end of the command was not seen")
 	}
-	if err := pause(ctx, o.wait); err != nil {
+	if err := pause.For(ctx, o.wait); err != nil {
 		return false, err
 	}
 	o.wait = min(2*o.wait, time.Second)

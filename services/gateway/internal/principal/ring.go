@@ -13,6 +13,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -96,7 +97,7 @@ func (r *Ring) Run(ctx context.Context) {
 		case <-wake:
 		case <-tick.C:
 		case <-r.wanted:
-			pause(ctx, gather)
+			_ = pause.For(ctx, gather)
 		case <-record.C:
 			r.record(ctx)
 		case <-ctx.Done():
@@ -285,15 +286,6 @@ func (r *Ring) find(ctx context.Context, digest [sha256.Size]byte) (*held, error
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 

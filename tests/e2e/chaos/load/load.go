@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 )
 
@@ -116,7 +117,7 @@ func (l *Load) life(ctx context.Context, n uint64) {
 		l.note(err, "create "+id)
 		l.CreatesRefused.Add(1)
 		// The quota is used up, or the disk is: others go on first.
-		pause(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
+		_ = pause.For(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
 		return
 	}
 	l.Creates.Add(1)
@@ -188,12 +189,12 @@ func (l *Load) exec(ctx context.Context, owner, sandbox string, s step, r *rand.
 	if status.Code(err) == codes.FailedPrecondition || status.Code(err) == codes.NotFound || end.Lost {
 		dead.Store(true)
 		// Where every sandbox fails, as on a full disk, making them as fast as they fail would only be noise.
-		pause(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
+		_ = pause.For(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
 	}
 }
 
 func (l *Load) cancel(ctx context.Context, client *Client, owner, sandbox, exec string, s step) {
-	if !pause(ctx, s.cancel) {
+	if pause.For(ctx, s.cancel) != nil {
 		return
 	}
 	p := newPacer()
@@ -227,18 +228,6 @@ func (l *Load) count(end End, err error) {
 // rest waits for the load's pause, half of it to one and a half.
 func (l *Load) rest(ctx context.Context, r *rand.Rand) {
 	if p := l.options.Pause; p > 0 {
-		pause(ctx, p/2+time.Duration(r.Int64N(int64(p))))
-	}
-}
-
-// pause waits; false when ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
+		_ = pause.For(ctx, p/2+time.Duration(r.Int64N(int64(p))))
 	}
 }

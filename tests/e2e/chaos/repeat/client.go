@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/sandtrail/sandtrail/libs/pause"
 )
 
 const (
@@ -57,7 +59,7 @@ func (r *run) client() *client {
 func (c *client) until(ctx context.Context, op *operation) (a answer) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+	for between := 20 * time.Millisecond; ; between = min(2*between, 500*time.Millisecond) {
 		a.attempts++
 		status, body, err := c.once(ctx, op)
 		if err == nil && !again(status) {
@@ -65,7 +67,7 @@ func (c *client) until(ctx context.Context, op *operation) (a answer) {
 			return a
 		}
 		a.body = fmt.Sprintf("%d %.200s %v", status, body, err)
-		if !wait(ctx, pause) {
+		if pause.For(ctx, between) != nil {
 			return a
 		}
 	}

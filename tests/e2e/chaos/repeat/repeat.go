@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/rig"
 )
 
@@ -213,7 +214,7 @@ func (r *run) ask(ctx context.Context, c *client, op *operation) {
 // kill ends one process after the other, and lets it start again after a moment.
 func (r *run) kill(ctx context.Context) {
 	random := rand.New(rand.NewPCG(r.Seed, 1)) //nolint:gosec // to be made again
-	for wait(ctx, time.Duration(random.Int64N(int64(r.Pause)))+100*time.Millisecond) {
+	for pause.For(ctx, time.Duration(random.Int64N(int64(r.Pause)))+100*time.Millisecond) == nil {
 		name := killed[random.IntN(len(killed))]
 		p := r.rig.Process(name)
 		if err := p.Kill(syscall.SIGKILL); err != nil {
@@ -221,18 +222,7 @@ func (r *run) kill(ctx context.Context) {
 			return
 		}
 		r.summary.killed(name)
-		wait(ctx, time.Duration(random.Int64N(int64(time.Second))))
+		_ = pause.For(ctx, time.Duration(random.Int64N(int64(time.Second))))
 		p.Release()
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
