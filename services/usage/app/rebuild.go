@@ -276,8 +276,12 @@ func (b *rebuilding) swap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if m, err := b.standing(ctx); err != nil || m.Life != b.state.Life {
-		return errors.Join(err, b.gone())
+	m, err := b.standing(ctx)
+	if err != nil {
+		return err
+	}
+	if m.Life != b.state.Life {
+		return b.gone()
 	}
 	b.state.Swap = wanted
 	if err := b.shadow.Save(ctx, b.state); err != nil {

@@ -20,7 +20,7 @@ const (
 	// attackTime is how long each attack goes on, attackSamples how many commands its neighbour runs meanwhile at most, and as many
 	// when it is quiet.
 	attackTime    = 15 * time.Second
-	attackSamples = 200
+	attackSamples = 1000
 )
 
 // attacks are what one sandbox does with all that it may have.

@@ -148,11 +148,17 @@ func startCluster(ctx context.Context, b *Bench) (_ *cluster, err error) {
 	}
 	c.up = &live.Up{API: computev1.NewComputeServiceClient(c.conn)}
 	for range nodeLanes {
-		id, err := c.create(ctx)
+		// Streams that were just made elect their leaders still.
+		err := until(ctx, "make a sandbox on three servers", func(ctx context.Context) error {
+			id, err := c.create(ctx)
+			if err == nil {
+				c.boxes = append(c.boxes, id)
+			}
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
-		c.boxes = append(c.boxes, id)
 	}
 	return c, nil
 }

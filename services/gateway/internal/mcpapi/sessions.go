@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 )
 
 const (
-	// maxSessions are open at once in one gateway, ownerSessions of one credential.
-	maxSessions, ownerSessions = 1024, 64
+	// maxSessions are open at once in one gateway, tenantSessions of one tenant, whose keys are as many as it likes, ownerSessions of one
+	// credential.
+	maxSessions, tenantSessions, ownerSessions = 1024, 256, 64
 	// sessionIdle is after how long without a request a session ends.
 	sessionIdle = 30 * time.Minute
 	// sessionCalls of one session run at once.
@@ -45,12 +47,12 @@ type table struct {
 	all  map[string]*session
 	now  func() time.Time
 	idle time.Duration
-	// most and each are maxSessions and ownerSessions.
-	most, each int
+	// most, tenant and each are maxSessions, tenantSessions and ownerSessions.
+	most, tenant, each int
 }
 
 func newTable() *table {
-	return &table{all: map[string]*session{}, now: time.Now, idle: sessionIdle, most: maxSessions, each: ownerSessions}
+	return &table{all: map[string]*session{}, now: time.Now, idle: sessionIdle, most: maxSessions, tenant: tenantSessions, each: ownerSessions}
 }
 
 func (t *table) len() int {
@@ -59,14 +61,24 @@ func (t *table) len() int {
 	return len(t.all)
 }
 
-// open makes room for a session and adds it, in use. An owner who has too many loses the one that was idle for longest; where none is idle,
-// and where the gateway is full of others', it is refused.
+// tenantOf is what stands before the zero byte of an owner.
+func tenantOf(owner string) string {
+	tenant, _, _ := strings.Cut(owner, "\x00")
+	return tenant
+}
+
+// open makes room for a session of an owner, a tenant and its credential with a zero byte between, and adds it, in use. An owner who has too
+// many, or whose tenant has, loses the one that was idle for longest; where none of the owner's is idle, and where the gateway is full of
+// others', it is refused.
 func (t *table) open(owner string) (*session, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expire()
-	mine, oldest := 0, (*session)(nil)
+	mine, tenants, oldest := 0, 0, (*session)(nil)
 	for _, s := range t.all {
+		if tenantOf(s.owner) == tenantOf(owner) {
+			tenants++
+		}
 		if s.owner != owner {
 			continue
 		}
@@ -75,7 +87,7 @@ func (t *table) open(owner string) (*session, error) {
 			oldest = s
 		}
 	}
-	if mine >= t.each || len(t.all) >= t.most {
+	if mine >= t.each || tenants >= t.tenant || len(t.all) >= t.most {
 		if oldest == nil {
 			return nil, fault.New(fault.Unavailable, fault.ReasonConflict, "too many sessions at once; try again").WithRetry(5 * time.Second)
 		}

@@ -51,3 +51,21 @@ func TestTableOfSessions(t *testing.T) {
 	require.Zero(t, table.len())
 	require.Error(t, busy.ctx.Err())
 }
+
+// However many keys a tenant has, it leaves room for others.
+func TestSessionsOfATenantAreBounded(t *testing.T) {
+	table := newTable()
+	table.most, table.tenant, table.each = 4, 2, 2
+	for _, owner := range []string{"acme\x00key:1", "acme\x00key:2"} {
+		_, err := table.open(owner)
+		require.NoError(t, err)
+	}
+	_, err := table.open("acme\x00key:3")
+	require.Equal(t, fault.Unavailable, fault.CodeOf(err))
+	s, err := table.open("other\x00key:1")
+	require.NoError(t, err)
+	table.leave(s)
+	_, err = table.open("acme\x00key:3")
+	require.Error(t, err, "what is idle of another tenant is not ended for it")
+	require.NoError(t, s.ctx.Err())
+}

@@ -12,6 +12,8 @@ import (
 	"github.com/sandtrail/sandtrail/libs/cursor"
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -103,6 +105,10 @@ func (r *runner) redrives(ctx context.Context) (func(), error) {
 		e, err := envelope.Decode(m.Subject, m.Sequence, m.Header, m.Data)
 		if err != nil {
 			return dlq.Undecodable("an event", err)
+		}
+		// Whoever may ask for a redrive names any sequence: what is another tenant's is not sent for that.
+		if agg, err := subject.ParseEvent(m.Subject); err != nil || !r.point.Load().Wants(agg, e.Type) {
+			return fault.New(fault.PermissionDenied, fault.ReasonTenantMismatch, "that event is not one of this webhook's")
 		}
 		return r.m.sender.send(ctx, *r.point.Load(), e).err
 	})
