@@ -28,6 +28,8 @@ type host struct {
 	destroy func(id string) error
 	// silent sandboxes live and do not answer.
 	silent map[string]bool
+	// stats runs before usage is told; an error is the answer.
+	stats func(ctx context.Context) error
 	// told are called with each change that a test tells.
 	told []func(id string)
 }
@@ -202,7 +204,14 @@ func (d *driver) Dial(context.Context, string) (net.Conn, error) {
 	return nil, errors.New("nobody dials here")
 }
 
-func (d *driver) Stats(_ context.Context, id string) (runtime.Usage, error) {
+func (d *driver) Stats(ctx context.Context, id string) (runtime.Usage, error) {
+	var hook func(context.Context) error
+	d.host.with(func(h *host) { hook = h.stats })
+	if hook != nil {
+		if err := hook(ctx); err != nil {
+			return runtime.Usage{}, err
+		}
+	}
 	d.host.mu.Lock()
 	defer d.host.mu.Unlock()
 	if d.host.boxes[id] == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -113,4 +114,22 @@ func TestALogThatDoesNotAnswerIsAskedAboutOneWorkspaceEachTime(t *testing.T) {
 	n := asked.Load()
 	require.LessOrEqual(t, n, p.walks.Load())
 	require.Positive(t, n)
+}
+
+// Who measures may hang with the host that died; the death is known all the same.
+func TestADeathDoesNotWaitForWhatItsSandboxUsed(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	id := w.create()
+	w.host.with(func(h *host) {
+		h.stats = func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		h.boxes[id].dead = true
+	})
+	died := time.Now()
+	w.host.tell(id)
+	w.await(id, sandbox.Failed)
+	require.Less(t, time.Since(died), 5*time.Second)
 }

@@ -32,6 +32,10 @@ var (
 // recheck is how often a start looks into the log for its end, should the live message about it get lost.
 const recheck = 2 * time.Second
 
+// lastLook bounds how long a death waits for what its sandbox has used: whoever runs something there is to know of it within two seconds,
+// and a host that died with it does not answer.
+const lastLook = time.Second
+
 // startAttempts bounds the starts of one sandbox where a later one may help. The driver has its own, shorter attempts.
 const startAttempts = 4
 
@@ -227,9 +231,11 @@ func (r *Role) fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, phas
 func (r *Role) Fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, reason fault.Reason, phase, message string) error {
 	var used *runtime.Usage
 	if s.State == sandbox.Ready {
-		if u, err := r.driver.Stats(ctx, s.ID); err == nil {
+		look, cancel := context.WithTimeout(ctx, lastLook)
+		if u, err := r.driver.Stats(look, s.ID); err == nil {
 			used = &u
 		}
+		cancel()
 	}
 	s, err := r.record(ctx, s, "failed", m, func(_ sandbox.Sandbox, at time.Time) sandbox.Command {
 		c := sandbox.Fail{At: at, Reason: reason, Message: message, Phase: phase}
