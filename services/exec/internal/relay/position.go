@@ -26,6 +26,9 @@ import (
 // package transcript.
 const HeaderState = "Sandtrail-Relay-State"
 
+// headerSealed says that no chunk stands behind this one, ever: what is recorded of the output is final.
+const headerSealed = "Sandtrail-Relay-Sealed"
+
 // Stream numbers of toolbox/v1.
 const (
 	Stdout = 1
@@ -62,6 +65,8 @@ type Position struct {
 	// Chunk is the number of the last chunk, Seq its sequence in OUT; 0: none.
 	Chunk uint64
 	Seq   uint64
+	// Sealed: nothing will be stored behind it.
+	Sealed bool
 
 	stdout, stderr StreamPosition
 }
@@ -162,7 +167,7 @@ func (p *Position) put(h nats.Header) error {
 
 // parsePosition reads where an exec stands from the headers of its last chunk.
 func parsePosition(seq uint64, h nats.Header) (Position, error) {
-	p := Position{Seq: seq}
+	p := Position{Seq: seq, Sealed: h.Get(headerSealed) != ""}
 	var stdout, stderr uint64
 	for k, v := range map[string]*uint64{transcript.HeaderChunk: &p.Chunk, transcript.HeaderStdoutEnd: &stdout, transcript.HeaderStderrEnd: &stderr} {
 		n, err := strconv.ParseUint(h.Get(k), 10, 64)

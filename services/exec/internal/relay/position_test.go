@@ -19,7 +19,7 @@ func TestTheFinalPositionIsNotThatOfAReplicaThatLags(t *testing.T) {
 	pos, err := behind.Position(t.Context(), testExec)
 	require.NoError(t, err)
 	require.Zero(t, pos.Chunk, "the replica lags")
-	pos, err = behind.Final(t.Context(), testExec)
+	pos, err = behind.final(t.Context(), testExec)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, pos.Chunk)
 	require.EqualValues(t, 3, pos.Stream(Stdout).End)

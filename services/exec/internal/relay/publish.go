@@ -20,6 +20,9 @@ import (
 // ErrFenced: another relay stored output of this exec. Read the position again before going on.
 var ErrFenced = errors.New("another relay writes the output of this exec")
 
+// ErrSealed: the output was declared final before all of it was stored. Whoever did so records the end of the exec.
+var ErrSealed = errors.New("the output of this exec is final")
+
 const (
 	// publishTimeout is how long one publish may take before the tail is asked whether it arrived.
 	publishTimeout = 5 * time.Second

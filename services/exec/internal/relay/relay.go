@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -115,8 +116,34 @@ func (r *Relay) Position(ctx context.Context, x Exec) (Position, error) {
 	return parsePosition(last[0].Seq, last[0].Header)
 }
 
-// Final is Position for whoever records it: nothing that was stored before the call is missed. The leader of OUT answers it.
-func (r *Relay) Final(ctx context.Context, x Exec) (Position, error) {
+// Seal makes what is stored of an exec's output final and gives its position, for whoever records that its end was not seen: a relay that
+// has more of it, here or in another process, can store none of that behind the loss any more and gets ErrFenced, then ErrSealed. The seal
+// is one more chunk, without bytes. It may be repeated; an error leaves open whether it is there.
+func (r *Relay) Seal(ctx context.Context, x Exec) (Position, error) {
+	for {
+		pos, err := r.final(ctx, x)
+		if err != nil || pos.Sealed {
+			return pos, err
+		}
+		p := r.publisher(x, pos)
+		msg, err := p.message(segment{stream: Stdout, offset: pos.Stream(Stdout).End})
+		if err != nil {
+			return pos, err
+		}
+		msg.Header.Set(headerSealed, "1")
+		switch err := p.try(ctx, msg); {
+		case err == nil:
+			p.pos.Sealed = true
+			return p.pos, nil
+		case !errors.Is(err, ErrFenced):
+			return pos, fmt.Errorf("seal the output: %w", err)
+		}
+		// A chunk came first, and counts.
+	}
+}
+
+// final is Position for whoever records it: nothing that was stored before the call is missed. The leader of OUT answers it.
+func (r *Relay) final(ctx context.Context, x Exec) (Position, error) {
 	m, err := directget.LeaderLast(ctx, r.js, r.stream, x.Subject)
 	if err != nil {
 		return Position{}, fmt.Errorf("read last chunk: %w", err)
@@ -129,9 +156,12 @@ func (r *Relay) Final(ctx context.Context, x Exec) (Position, error) {
 
 // Run attaches behind pos and relays until the program's end, which it returns once all output is stored. It takes pos over.
 //
-// Any error leaves the end open: run again from Position. ErrFenced: another relay was faster. A stream that ends without
-// an end of the program is io.ErrUnexpectedEOF.
+// Any error leaves the end open: run again from Position. ErrFenced: another relay was faster. ErrSealed: no more can be stored. A stream
+// that ends without an end of the program is io.ErrUnexpectedEOF.
 func (r *Relay) Run(ctx context.Context, x Exec, pos Position, attach Attach) (Position, *toolboxv1.End, error) {
+	if pos.Sealed {
+		return pos, nil, ErrSealed
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	q := newQueue(r.opts)

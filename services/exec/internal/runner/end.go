@@ -23,6 +23,7 @@ import (
 // follow relays the output until the end and records it. fresh: nothing is stored yet, so that nothing need be read first.
 func (x *run) follow(ctx context.Context, fresh bool) error {
 	down := x.outage()
+	var sealed time.Time
 	x.out.Limit, x.out.Passed = x.state.Spec.GetOutputLimitBytes(), x.passed(ctx)
 	if x.out.Limit == 0 {
 		x.out.Limit = x.r.cfg.OutputLimit
@@ -51,10 +52,17 @@ func (x *run) follow(ctx context.Context, fresh bool) error {
 			return x.ended(ctx, end, pos)
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, relay.ErrFenced):
+		case errors.Is(err, relay.ErrFenced), errors.Is(err, relay.ErrSealed):
+			if errors.Is(err, relay.ErrSealed) && sealed.IsZero() {
+				sealed = time.Now()
+			}
 			over, err := x.standBack(ctx)
 			if over || err != nil {
 				return err
+			}
+			if !sealed.IsZero() && time.Since(sealed) > x.r.cfg.SealWait {
+				// Whoever sealed it has died before saying why.
+				return x.lose(ctx, fault.ReasonExecLost, "the output was closed before the end of the command was seen")
 			}
 		case errors.As(err, &refused) && refused.Code == string(fault.NotFound):
 			return x.lose(ctx, fault.ReasonExecLost, "the toolbox does not know the command any more")
@@ -164,8 +172,8 @@ func join(parts ...string) string {
 // lose records that the end cannot be seen any more, with what is stored of the output.
 func (x *run) lose(ctx context.Context, reason fault.Reason, message string) error {
 	var pos relay.Position
-	err := x.r.retry(ctx, "read position", x, func() (err error) {
-		pos, err = x.r.deps.Relay.Final(ctx, x.out)
+	err := x.r.retry(ctx, "seal the output", x, func() (err error) {
+		pos, err = x.r.deps.Relay.Seal(ctx, x.out)
 		return transient(err)
 	})
 	if err != nil {

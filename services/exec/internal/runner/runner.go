@@ -53,6 +53,8 @@ type Config struct {
 	CancelGrace time.Duration
 	// FenceWait is how long a relay stands back after another one was faster (1 s).
 	FenceWait time.Duration
+	// SealWait is how long a relay that finds the output final waits for who made it so to record the end (10 s). Then it does.
+	SealWait time.Duration
 	// RequeueAfter is how often the command of an exec that waits for its sandbox is delivered again (5 s).
 	RequeueAfter time.Duration
 	Log          *slog.Logger
@@ -74,6 +76,7 @@ func (c Config) withDefaults() Config {
 	duration(&c.CommandWait, 2*time.Minute)
 	duration(&c.CancelGrace, 2*time.Second)
 	duration(&c.FenceWait, time.Second)
+	duration(&c.SealWait, 10*time.Second)
 	duration(&c.RequeueAfter, 5*time.Second)
 	if c.OutputLimit == 0 {
 		c.OutputLimit = relay.DefaultLimit

@@ -168,7 +168,7 @@ func TestLostWhenTheToolboxDies(t *testing.T) {
 	require.Equal(t, []string{"ExecStarted", "ExecLost"}, x.types())
 	require.Equal(t, "sandbox_lost", s.Lost.GetReason())
 	require.Equal(t, uint64(6), s.Lost.GetStdoutBytes())
-	require.Equal(t, uint64(1), s.Lost.GetLastChunk())
+	require.Equal(t, uint64(2), s.Lost.GetLastChunk(), "the seal behind the output is one too")
 	require.Equal(t, sandbox.UsageEventID(x.agg.ID), s.Lost.GetUsageEventId())
 }
 

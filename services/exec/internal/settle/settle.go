@@ -87,7 +87,7 @@ func (s *Settler) open(ctx context.Context, box subject.Aggregate) ([]subject.Ag
 }
 
 func (s *Settler) settle(ctx context.Context, agg subject.Aggregate, cause envelope.Recorded, reason fault.Reason, message string) error {
-	pos, err := s.Relay.Final(ctx, relay.Exec{ID: agg.ID, Subject: subject.Output(agg.Tenant, agg.Sandbox, agg.ID)})
+	pos, err := s.Relay.Seal(ctx, relay.Exec{ID: agg.ID, Subject: subject.Output(agg.Tenant, agg.Sandbox, agg.ID)})
 	if err != nil {
 		return err
 	}
