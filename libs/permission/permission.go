@@ -89,7 +89,7 @@ func gateway(b *builder) {
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
 	b.bucket(topology.BucketWorker)
-	b.certain(topology.BucketIdem, "*")
+	b.certain(topology.BucketIdem, "*.*.*", "*.keys") // keys that are claimed, and how many a tenant has
 	b.bucket(topology.BucketKey, "*.*")
 	b.bucket(topology.BucketQuota)
 }
@@ -114,7 +114,7 @@ func scheduler(b *builder) {
 	b.pull(topology.StreamCommands, topology.ConsumerScheduler)
 	b.publish(subject.WorkerCommand("*", "*", "*"))
 	b.answer(Gateway)
-	b.certain(topology.BucketIdem, "*")
+	b.certain(topology.BucketIdem, "*.refused.*")
 	b.bucket(topology.BucketWorker)
 	b.watch(topology.BucketWorker)
 }

@@ -125,7 +125,7 @@ func TestASandboxIsCountedOnce(t *testing.T) {
 	}
 	used, err := quota.Used(t.Context(), f.JS, acme)
 	require.NoError(t, err)
-	require.Equal(t, tenant.Quotas{tenant.Sandboxes: 1, tenant.Creates: 1, tenant.CPU: 5, tenant.Memory: 0, tenant.Workspace: 0, tenant.Execs: 0}, used)
+	require.Equal(t, tenant.Quotas{tenant.Sandboxes: 1, tenant.Creates: 1, tenant.CPU: 5, tenant.Memory: 0, tenant.Workspace: 0, tenant.Execs: 0, tenant.Keys: 0}, used)
 	err = l.Take(t.Context(), acme, ids.New(), quota.Size{}, limits)
 	require.Contains(t, fault.From(err).Message, id, "it says who holds the place")
 	require.NoError(t, l.Take(t.Context(), "other", ids.New(), quota.Size{}, limits), "another tenant's is another count")

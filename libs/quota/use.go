@@ -35,5 +35,8 @@ func Used(ctx context.Context, js jetstream.JetStream, id string) (tenant.Quotas
 	}
 	used := ledger.Used(time.Now())
 	used[tenant.Execs] = parts.Used(time.Now(), "")
+	if used[tenant.Keys], err = usedKeys(ctx, js, id, time.Now()); err != nil {
+		return nil, err
+	}
 	return used, nil
 }

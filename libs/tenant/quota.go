@@ -14,7 +14,7 @@ import (
 // Quota names one bound on what a tenant uses.
 type Quota string
 
-// The quotas. All but Output and Creates are sums over what the tenant has at once.
+// The quotas. All but Output, Creates and Keys are sums over what the tenant has at once.
 const (
 	// Sandboxes that are not over yet.
 	Sandboxes Quota = "sandboxes"
@@ -28,13 +28,17 @@ const (
 	Workspace Quota = "workspace_bytes"
 	// Output is how many bytes of each stream of one command are recorded as they come.
 	Output Quota = "output_bytes"
+	// Keys for idempotency that are remembered, which each is for a day: no more new ones than that in any 24 to 25 hours.
+	Keys Quota = "idempotency_keys"
 )
 
 // Unbounded as a limit says that there is none, also where the deployment has one.
 const Unbounded uint64 = math.MaxUint64
 
 // AllQuotas are all there are, in the order in which they are shown.
-func AllQuotas() []Quota { return []Quota{Sandboxes, Creates, Execs, CPU, Memory, Workspace, Output} }
+func AllQuotas() []Quota {
+	return []Quota{Sandboxes, Creates, Execs, CPU, Memory, Workspace, Output, Keys}
+}
 
 // Known reports whether q is one of them.
 func (q Quota) Known() bool { return slices.Contains(AllQuotas(), q) }

@@ -69,7 +69,8 @@ type Config struct {
 	// Probe is after how long a connection on which nothing comes in is asked whether its client is still there: 15 s; ProbeTimeout how
 	// long the answer may take: 10 s. Then the calls on it end as if the client had hung up. At least 1 s each.
 	Probe, ProbeTimeout time.Duration
-	// Quotas of tenants that have none of their own, as lifecycle and exec have them: only for who asks.
+	// Quotas of tenants that have none of their own, as lifecycle and exec have them: for who asks, but for tenant.Keys, to which the gateway
+	// itself holds its callers: 200,000, which take up to a fifteenth of what there is for all.
 	Quotas tenant.Quotas
 	// Drain is how long open calls may go on after a stop: 5 s. Then they are cut; their execs go on.
 	Drain time.Duration
@@ -112,6 +113,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Probe, 15*time.Second)
 	set(&c.ProbeTimeout, 10*time.Second)
 	set(&c.Drain, 5*time.Second)
+	c.Quotas = c.Quotas.Over(tenant.Quotas{tenant.Keys: 200_000})
 	return c
 }
 

@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/quota"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/libs/topology"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/app"
 )
@@ -36,6 +39,7 @@ func TestQuotasAreShownToTheirTenant(t *testing.T) {
 		map[string]any{"name": "memory_bytes", "limit": nil, "used": n("1073741824"), "own": false},
 		map[string]any{"name": "workspace_bytes", "limit": nil, "used": n("5368709120"), "own": false},
 		map[string]any{"name": "output_bytes", "limit": nil, "used": nil, "own": false},
+		map[string]any{"name": "idempotency_keys", "limit": n("200000"), "used": n("0"), "own": false},
 	}, body["quotas"])
 
 	res, err := w.GetQuota(w.as("bob"), &computev1.GetQuotaRequest{})
@@ -45,6 +49,42 @@ func TestQuotasAreShownToTheirTenant(t *testing.T) {
 	require.False(t, res.GetQuotas()[0].GetOwn())
 	require.EqualValues(t, 1, res.GetQuotas()[0].GetUsed())
 	require.EqualValues(t, 5, res.GetQuotas()[2].GetLimit())
+}
+
+// What a tenant holds of the bucket that all tenants' idempotency keys are in is bounded, over all gateways and their restarts, and whatever
+// becomes of its requests. Keys that it has used before go on to be answered.
+func TestATenantCannotFillTheBucketOfIdempotencyKeys(t *testing.T) {
+	const limit = 20
+	bound := func(c *app.Config) { c.Quotas = tenant.Quotas{tenant.Keys: limit} }
+	w := newWeb(t, bound)
+	create := func(key, body string) answer { return w.send("POST", "/sandbox/create", body, "Idempotency-Key: "+key) }
+	made := create("first", `{}`).is(t, 201)["sandbox_id"]
+	for i := range 3 * limit {
+		create(fmt.Sprintf("k%d", i), `{"image":"refused"}`).problem(t, 429, "quota")
+	}
+	e := create("new", `{}`).problem(t, 429, "quota")
+	require.Equal(t, "idempotency_keys", e["quota"])
+	w.send("POST", "/sandbox/"+made.(string)+"/execute", `{"command":["true"]}`, "Idempotency-Key: new").problem(t, 429, "quota")
+	kv, err := w.JS.KeyValue(t.Context(), topology.BucketIdem)
+	require.NoError(t, err)
+	all, err := kv.Keys(t.Context())
+	require.NoError(t, err)
+	require.Len(t, all, limit+1, "its keys, and how many there are")
+	stream, err := w.JS.Stream(t.Context(), subject.BucketStream(topology.BucketIdem))
+	require.NoError(t, err)
+	info, err := stream.Info(t.Context())
+	require.NoError(t, err)
+	t.Logf("%d bytes in %d entries", info.State.Bytes, info.State.Msgs)
+	require.Less(t, info.State.Bytes/info.State.Msgs, uint64(400), "an entry is as small as its part of the bucket was reckoned")
+
+	require.Equal(t, made, create("first", `{}`).is(t, 201)["sandbox_id"], "a repeat is no new key")
+	create("first", `{"cpus":1}`).problem(t, 409, "idempotency_mismatch", "idempotency-key")
+	w.send("POST", "/sandbox/create", `{}`).is(t, 201)
+	bob := w.with("ApiKey " + secret("bob"))
+	bob.send("POST", "/sandbox/create", `{}`, "Idempotency-Key: new").is(t, 201)
+	another, _ := w.gateway(w.connect(), bound)
+	w.base = "http://" + another.HTTP()
+	require.Equal(t, "idempotency_keys", create("newer", `{}`).problem(t, 429, "quota")["quota"])
 }
 
 // Whoever meets a quota learns its name as a program does: over gRPC too.

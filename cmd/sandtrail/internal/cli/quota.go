@@ -29,7 +29,7 @@ const (
 type QuotaSet struct {
 	Administering
 	Tenant string   `arg:"" help:"Its id."`
-	Limits []string `arg:"" placeholder:"NAME=N" help:"sandboxes, creates_per_minute, execs, cpu_millis, memory_bytes, workspace_bytes or output_bytes, and a number, a size such as 64Gi, unlimited, or default for the deployment's."`
+	Limits []string `arg:"" placeholder:"NAME=N" help:"sandboxes, creates_per_minute, execs, cpu_millis, memory_bytes, workspace_bytes, output_bytes or idempotency_keys, and a number, a size such as 64Gi, unlimited, or default for the deployment's."`
 	Note   string   `placeholder:"TEXT" help:"Why; the log keeps it for ever."`
 }
 

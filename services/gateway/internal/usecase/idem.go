@@ -83,7 +83,8 @@ type entry struct {
 
 // claim binds an idempotency key to the request it came with, for the lifetime of bucket idem (24 h). The same key with the
 // same request passes; with another request, or from another caller of the tenant, it is a conflict. Ids are derived from the
-// claim, so whoever passes reaches the same aggregate and nothing happens twice. An empty key always passes.
+// claim, so whoever passes reaches the same aggregate and nothing happens twice. An empty key always passes. A new one counts in the tenant's
+// quota of them, because all tenants share the bucket.
 func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string, request proto.Message) (claim, error) {
 	if key == "" {
 		return claim{}, nil
@@ -102,6 +103,14 @@ func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string,
 	digest := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s", method, actor, body))
 	c := unclaimed(tenant, method, key)
 	c.digest = hex.EncodeToString(digest[:])
+	refused := again(ctx, func(ctx context.Context) error { return u.allowed.Take(ctx, tenant) })
+	if refused != nil {
+		// Whoever has used the key before gets its answer all the same.
+		if c, err = u.repeat(ctx, c); errors.Is(err, jetstream.ErrKeyNotFound) {
+			err = refused
+		}
+		return c, err
+	}
 	// One whose answer was lost is found the next time, as if somebody had come with it before, which is right: nothing says whether what
 	// is behind it has been begun.
 	err = again(ctx, func(ctx context.Context) error {
@@ -114,6 +123,12 @@ func (u *UseCases) claim(ctx context.Context, tenant, method, key, actor string,
 	if !errors.Is(err, jetstream.ErrKeyExists) {
 		return c, unreachable(err)
 	}
+	u.allowed.Give(tenant)
+	return u.repeat(ctx, c)
+}
+
+// repeat is a claim that was made before: a conflict where it was made for another request.
+func (u *UseCases) repeat(ctx context.Context, c claim) (claim, error) {
 	c.repeated = true
 	e, _, err := u.read(ctx, c)
 	if err == nil && e.Digest != c.digest {

@@ -86,6 +86,8 @@ type UseCases struct {
 	hints   hints
 	seen    seen
 	quotas  *quota.Book
+	// allowed counts the idempotency keys of each tenant.
+	allowed *quota.Keys
 	// memory is what all streams of events and output hold together.
 	memory *stored.Memory
 }
@@ -99,6 +101,7 @@ func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, s
 		nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{},
 		quotas: quota.NewBook(log, limits.Quotas), memory: stored.NewMemory(streamMemory),
 	}
+	u.allowed = quota.NewKeys(js, u.quotas, time.Now)
 	u.hints.ready = map[subject.Aggregate]hint{}
 	u.seen.upTo = map[subject.Aggregate]uint64{}
 	if err := u.hints.follow(base, nc); err != nil {

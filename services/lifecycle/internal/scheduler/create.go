@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -19,7 +20,6 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
-	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
 )
@@ -255,8 +255,15 @@ func placement(w *commandsv1.WorkerStatus, used, fit, of int) *eventsv1.Placemen
 	}
 }
 
+// refusalSlots is how many refusals of one tenant are remembered: who has one refused after the other takes no room from others.
+const refusalSlots = 1024
+
+// refusalKey is the slot of a command among its tenant's refusals. A later one of another command in it takes its place: by then all
+// deliveries of the first are over, unless its tenant had that many refused in the meantime.
 func refusalKey(cmd *commandsv1.SandboxCommand) string {
-	return cmd.GetTenantId() + ".refused." + ids.Derive("refused", cmd.GetCommandId())
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(cmd.GetCommandId())) // it never fails
+	return fmt.Sprintf("%s.refused.%d", cmd.GetTenantId(), h.Sum32()%refusalSlots)
 }
 
 // refuse remembers a refusal before it is answered. Without that, a delivery repeated behind a lost acknowledgement might
@@ -264,7 +271,7 @@ func refusalKey(cmd *commandsv1.SandboxCommand) string {
 // command made it in the meantime.
 func (s *Scheduler) refuse(ctx context.Context, cmd *commandsv1.SandboxCommand, refusal error) (sandbox.Sandbox, error) {
 	detail, _ := fault.Detail(refusal)
-	data, err := proto.Marshal(detail)
+	data, err := proto.Marshal(&commandsv1.Outcome{CommandId: cmd.GetCommandId(), Error: detail})
 	if err != nil {
 		return sandbox.Sandbox{}, fmt.Errorf("encode the refusal: %w", err)
 	}
@@ -291,9 +298,12 @@ func (s *Scheduler) earlier(ctx context.Context, cmd *commandsv1.SandboxCommand)
 	if m == nil {
 		return nil
 	}
-	detail := &commonv1.ErrorDetail{}
-	if err := proto.Unmarshal(m.Data, detail); err != nil {
+	out := &commandsv1.Outcome{}
+	if err := proto.Unmarshal(m.Data, out); err != nil {
 		return fmt.Errorf("read an earlier refusal: %w", err)
 	}
-	return fault.FromDetail(detail)
+	if out.GetCommandId() != cmd.GetCommandId() {
+		return nil
+	}
+	return fault.FromDetail(out.GetError())
 }

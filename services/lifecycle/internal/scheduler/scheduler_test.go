@@ -134,6 +134,28 @@ func TestARepeatedCommandGetsTheSameAnswer(t *testing.T) {
 	require.Nil(t, d.create(second, "c4", 1).GetError(), "another command is another question")
 }
 
+// Who has one create refused after the other takes no more room than for so many of them, and the last ones are remembered all the same.
+func TestRefusalsOfATenantTakeBoundedRoom(t *testing.T) {
+	const slots, many = 1024, 1500
+	d := newDesk(t, w1())
+	holder, last := ids.New(), ""
+	require.Nil(t, d.create(holder, "holder", 1).GetError())
+	for i := range many {
+		last = ids.New()
+		require.Equal(t, string(fault.ReasonQuota), d.create(last, fmt.Sprintf("r%d", i), 1).GetError().GetReason())
+	}
+	s, err := d.f.JS.Stream(t.Context(), subject.BucketStream(topology.BucketIdem))
+	require.NoError(t, err)
+	info, err := s.Info(t.Context())
+	require.NoError(t, err)
+	require.LessOrEqual(t, info.State.Msgs, uint64(slots))
+	require.Greater(t, info.State.Msgs, uint64(slots/2), "different ones are remembered side by side")
+
+	require.NoError(t, d.places.Release(t.Context(), tenant, natstest.Worker, holder))
+	require.Equal(t, string(fault.ReasonQuota), d.create(last, fmt.Sprintf("r%d", many-1), 2).GetError().GetReason())
+	require.Nil(t, d.create(ids.New(), "another", 2).GetError(), "what was refused to another command is not its answer")
+}
+
 // A delivery that was given up by the server refuses while the next one waits for a worker, which then comes.
 func TestTwoDeliveriesOfACreateAtOnceGiveOneAnswer(t *testing.T) {
 	d := newDesk(t)

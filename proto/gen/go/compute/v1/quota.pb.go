@@ -125,7 +125,7 @@ func (x *GetQuotaResponse) GetQuotas() []*Quota {
 // Quota is one bound on what a tenant uses.
 type Quota struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// sandboxes, creates_per_minute, execs, cpu_millis, memory_bytes, workspace_bytes or output_bytes.
+	// sandboxes, creates_per_minute, execs, cpu_millis, memory_bytes, workspace_bytes, output_bytes or idempotency_keys.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Absent: no bound.
 	Limit *uint64 `protobuf:"varint,2,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
