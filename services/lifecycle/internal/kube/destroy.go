@@ -45,7 +45,7 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 		if u, err := d.measure(ctx, pod); err == nil {
 			used = u
 		}
-		d.shutdown(ctx, pod)
+		used = withFloor(used, d.shutdown(ctx, pod), pod, d.o.Now())
 	}
 	// The watch may be too late for a pod that another replica has just made.
 	if err := d.removePods(ctx, id, []string{manifest.PodName(id, 0)}); err != nil {
@@ -56,17 +56,20 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 }
 
 // shutdown lets the agent end the programs in order, and with them the pod. A program can send it every signal that a kubelet can, so
-// signals mean nothing to it. What goes wrong here the kubelet puts right.
-func (d *Driver) shutdown(ctx context.Context, pod *corev1.Pod) {
+// signals mean nothing to it. What goes wrong here the kubelet puts right; then nil is returned.
+func (d *Driver) shutdown(ctx context.Context, pod *corev1.Pod) *toolboxv1.ShutdownReply {
 	e := d.endpoint(pod)
 	if e == nil {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, shutdownTimeout)
 	defer cancel()
-	if _, err := d.o.Agents.Client(*e).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis}); err != nil {
+	reply, err := d.o.Agents.Client(*e).Shutdown(ctx, &toolboxv1.Shutdown{GraceMs: graceMillis})
+	if err != nil {
 		d.o.Log.Info("the agent does not answer; the node ends its sandbox", "sandbox", idOf(pod), "error", err)
+		return nil
 	}
+	return reply
 }
 
 // removePods ends the pods of a sandbox: those that the watch shows, and those under names where it may be late.
