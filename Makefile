@@ -4,7 +4,7 @@ GO      ?= go
 STATE   ?= .sandtrail
 BIN     := bin
 LDFLAGS := -s -w -X github.com/sandtrail/sandtrail/cmd/sandtrail/internal/version.Version=$(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail deploy/k8s tests/e2e tests/e2e/cluster tests/bench
+MODULES := proto libs toolbox services/gateway services/lifecycle services/exec services/usage services/gc cmd/sandtrail deploy/k8s tests/e2e tests/e2e/cluster tests/e2e/cluster/system tests/bench
 SERVICES := gateway lifecycle exec usage gc
 TIMEOUT ?= 20m
 
@@ -53,7 +53,11 @@ test-short: ## Tests without sandboxes, ClickHouse and clusters: under a minute 
 # One node after the other: each wants the machine's memory and CPUs.
 .PHONY: test-k8s
 test-k8s: ## Tests on a real Kubernetes, built from source the first time (20 minutes of CPU)
-	$(GO) test -timeout 90m -p 1 -tags cluster ./services/lifecycle/internal/kube ./tests/e2e/cluster/...
+	$(GO) test -timeout 90m -p 1 -tags cluster ./services/lifecycle/internal/kube ./tests/e2e/cluster/... ./tests/e2e/cluster/system
+
+.PHONY: bench-k8s
+bench-k8s: ## Measure sandboxes on a real Kubernetes node against bare pods there
+	$(GO) test -timeout 90m -run '^$$' -bench . -benchtime 20x ./tests/e2e/cluster/system
 
 .PHONY: cluster-up
 cluster-up: ## Bring a Kubernetes node with gVisor up on this machine and leave it up (docs/CLUSTER.md)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the gRPC quickstart against a running Sandtrail with an unmodified grpcurl, and checks each answer.
 #   GRPC=localhost:50051  CLICKHOUSE=http://127.0.0.1:8123 (default: as `sandtrail up` wrote it to STATE/up.json)
+#   KEY=...  an API key of tenant acme-tenant-uuid, where the gateway asks for one; it is sent with each call and not shown
 set -euo pipefail
 cd "$(dirname "$0")/.."
 GRPC=${GRPC:-localhost:50051}
@@ -16,7 +17,13 @@ fi
 step() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || step() { printf '\n%s\n' "$*"; }
 show() { printf '$'; printf ' %q' "$@"; printf '\n'; }
-call() { show grpcurl "$@" >&2; grpcurl "$@" | tee >(cat >&2); }
+# grpcurl takes the key from the environment: an argument would stand in the list of processes.
+auth=()
+if [ -n "${KEY:-}" ]; then
+  export KEY
+  auth=(-expand-headers -H 'authorization: ApiKey ${KEY}')
+fi
+call() { show grpcurl "$@" >&2; grpcurl "${auth[@]}" "$@" | tee >(cat >&2); }
 fail() { echo "quickstart: $*" >&2; exit 1; }
 expect() { [ "$2" = "$3" ] || fail "$1 is '$2', expected '$3'"; }
 

@@ -33,16 +33,12 @@ func Prepare(ctx context.Context, cacheDir string, progress func(string)) (strin
 	return engine.Prepare(ctx, cacheDir, progress)
 }
 
-// StartEngine runs the built-in ClickHouse without the service: for measurements and tests that need a server's whole rights.
-// dir holds its data. address is for Config.ClickHouse and holds a password; stop ends the engine.
-func StartEngine(ctx context.Context, dir string, log *slog.Logger) (address string, stop func(), err error) {
+// StartEngine runs the built-in ClickHouse without the service: for measurements and tests that need a server's whole rights. dir holds its
+// data. Its URL is for Config.ClickHouse and holds a password; Close ends it.
+func StartEngine(ctx context.Context, dir string, log *slog.Logger) (*engine.Engine, error) {
 	library, err := Prepare(ctx, "", nil)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	e, err := engine.Start(ctx, engine.Options{Library: library, Dir: dir, Log: log})
-	if err != nil {
-		return "", nil, err
-	}
-	return e.URL(), e.Close, nil
+	return engine.Start(ctx, engine.Options{Library: library, Dir: dir, Log: log})
 }

@@ -39,11 +39,12 @@ func projected(ctx context.Context, b *Bench) (rows []report.Row, err error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	address, stop, err := usage.StartEngine(ctx, filepath.Join(dir, "data"), b.log)
+	engine, err := usage.StartEngine(ctx, filepath.Join(dir, "data"), b.log)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
+	defer engine.Close()
+	address := engine.URL()
 	options, err := clickhouse.ParseDSN(address)
 	if err != nil {
 		return nil, errors.New("the engine's address is not valid")

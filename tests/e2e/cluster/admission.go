@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -64,19 +65,36 @@ func (w *Webhook) Refused() int64 { return w.refused.Load() }
 
 // Remove takes the webhook away and waits until the API server asks it no more.
 func (w *Webhook) Remove(ctx context.Context) error {
-	hooks := w.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	if err := hooks.Delete(ctx, w.name, metav1.DeleteOptions{}); err != nil {
+	if err := w.withdraw(ctx); err != nil {
 		return err
 	}
 	err := w.cluster.until(ctx, "no webhook is asked", []string{APIServer}, w.probe)
 	return errors.Join(err, w.server.Close())
 }
 
+// withdraw has the API server ask it no more, some moments later.
+func (w *Webhook) withdraw(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	err := w.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, w.name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
 // probe asks for a pod of the webhook's own, which nobody stores.
 func (w *Webhook) probe(ctx context.Context) error {
+	yes, no := true, false
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "webhook-probe-"},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		// Pod Security is asked before webhooks are, and lets this one by.
+		Spec: corev1.PodSpec{
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{Name: "c", Image: "none", SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			}}},
+		},
 	}
 	_, err := w.cluster.Client.CoreV1().Pods(w.namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
@@ -105,7 +123,7 @@ func (c *Cluster) RefusePods(ctx context.Context, namespace, message string) (*W
 	go func() { _ = w.server.ServeTLS(l, "", "") }()
 	url := "https://" + l.Addr().String()
 	if err := c.register(ctx, w, url); err != nil {
-		return nil, errors.Join(err, w.server.Close())
+		return nil, errors.Join(err, w.withdraw(context.WithoutCancel(ctx)), w.server.Close())
 	}
 	return w, nil
 }

@@ -18,6 +18,8 @@ const (
 	Kubelet           = "kubelet"
 	Proxy             = "proxy"
 	Provisioner       = "provisioner"
+	Names             = "names"
+	Policies          = "policies"
 )
 
 // place is where the control plane listens, and with what.

@@ -16,6 +16,7 @@ var templates embed.FS
 type settings struct {
 	Dir, PKI             string
 	Node, Address, Pods  string
+	Domain               string
 	Network, Runc, Runsc string
 	Pause                string
 }

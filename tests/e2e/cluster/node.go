@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,8 +19,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sandtrail/sandtrail/tests/e2e/cluster/binaries"
+	"github.com/sandtrail/sandtrail/tests/e2e/cluster/names"
 	"github.com/sandtrail/sandtrail/tests/e2e/cluster/node"
 	"github.com/sandtrail/sandtrail/tests/e2e/cluster/pki"
+	"github.com/sandtrail/sandtrail/tests/e2e/cluster/policy"
 	"github.com/sandtrail/sandtrail/tests/e2e/cluster/process"
 	"github.com/sandtrail/sandtrail/tests/e2e/cluster/provision"
 )
@@ -215,7 +218,7 @@ func (c *Cluster) prepare() (place, error) {
 		}
 	}
 	s := settings{
-		Dir: c.Dir, PKI: c.authority.Dir, Node: NodeName, Address: n.Address.String(), Pods: n.Pods.String(),
+		Dir: c.Dir, PKI: c.authority.Dir, Node: NodeName, Address: n.Address.String(), Pods: n.Pods.String(), Domain: names.Domain,
 		Network: c.programs.Network, Runc: c.programs.Runc, Runsc: c.programs.Runsc, Pause: PauseImage,
 	}
 	if err := s.writeConfig(); err != nil {
@@ -239,7 +242,9 @@ func (c *Cluster) containerdSpec() process.Spec {
 func (c *Cluster) controllers() []process.Spec {
 	a := c.authority
 	local := c.spec(Provisioner, provision.Argv(a.KubeconfigFile(adminUser), filepath.Join(c.Dir, "volumes"), NodeName)...)
-	local.Self = true
+	dns := c.spec(Names, names.Argv(a.KubeconfigFile(adminUser), net.JoinHostPort(c.node.Address.String(), "53"))...)
+	enforcer := c.spec(Policies, policy.Argv(a.KubeconfigFile(adminUser))...)
+	local.Self, dns.Self, enforcer.Self = true, true, true
 	return []process.Spec{
 		// Its controllers each have an account of their own, and the usual limit of requests makes them wait for their tokens for seconds.
 		c.spec(ControllerManager, c.programs.Kube, "controller-manager", "--kubeconfig="+a.KubeconfigFile("controllers"), "--bind-address=127.0.0.1",
@@ -250,7 +255,7 @@ func (c *Cluster) controllers() []process.Spec {
 			"--node-monitor-period=1s", "--node-monitor-grace-period=30s"),
 		c.spec(Scheduler, c.programs.Kube, "scheduler", "--kubeconfig="+a.KubeconfigFile("scheduler"), "--bind-address=127.0.0.1",
 			"--leader-elect=false", "--profiling=false"),
-		local,
+		local, dns, enforcer,
 	}
 }
 
@@ -284,7 +289,7 @@ func (c *Cluster) makeObjects(ctx context.Context) error {
 
 // NodeReady waits until the node takes pods: it is ready, and its default service account is there, without which a pod is refused.
 func (c *Cluster) NodeReady(ctx context.Context) error {
-	need := []string{Etcd, APIServer, Containerd, Kubelet, Proxy, ControllerManager, Scheduler, Provisioner}
+	need := []string{Etcd, APIServer, Containerd, Kubelet, Proxy, ControllerManager, Scheduler, Provisioner, Names, Policies}
 	return c.until(ctx, "the node is ready", need, func(ctx context.Context) error {
 		n, err := c.Client.CoreV1().Nodes().Get(ctx, NodeName, metav1.GetOptions{})
 		if err != nil {

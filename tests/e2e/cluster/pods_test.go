@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -10,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -154,6 +157,52 @@ func TestPodsHostAndServicesReachOneAnother(t *testing.T) {
 		return err == nil && out.Stdout == "pod\n"
 	}, waitLong, waitStep, "a pod reaches a service")
 	require.Equal(t, "pod\n", get(t, "http://"+s.Spec.ClusterIP), "the host reaches a service")
+	require.Equal(t, "pod\n", sh(t, c, ns, "client", "wget -q -O - http://s."+ns).Stdout, "a pod finds a service by its name")
+	require.NotZero(t, sh(t, c, ns, "client", "wget -q -O - http://none."+ns).Code, "and none that is not there")
+}
+
+func TestNetworkPoliciesAreEnforced(t *testing.T) {
+	c := sharedNode(t)
+	ns := scratch(t, c, "policies")
+	server := create(t, c, ns, hardened("server", "", "sh", "-c", "mkdir /tmp/w; echo pod > /tmp/w/index.html; exec httpd -f -p 8080 -h /tmp/w"))
+	create(t, c, ns, hardened("client", "", "sleep", "100000"))
+	create(t, c, ns, hardened("other", "", "sleep", "100000"))
+	url := "http://" + net.JoinHostPort(server.Status.PodIP, "8080") + "/"
+	reaches := func(from string, want bool, what string) {
+		t.Helper()
+		until(t, what, func(t *assert.CollectT) {
+			out, err := c.Exec(context.Background(), ns, from, nil, "timeout", "3", "wget", "-q", "-O", "-", url)
+			require.NoError(t, err)
+			require.Equal(t, want, out.Stdout == "pod\n", "%+v", out)
+		})
+	}
+	apply := func(name string, spec networkingv1.NetworkPolicySpec) {
+		t.Helper()
+		_, err := c.Client.NetworkingV1().NetworkPolicies(ns).Create(limit(t), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	app := func(name string) metav1.LabelSelector {
+		return metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
+	}
+
+	reaches("client", true, "nothing is closed before there is a policy")
+	apply("closed", networkingv1.NetworkPolicySpec{PodSelector: app("server")})
+	reaches("client", false, "nobody gets in")
+	client, port := app("client"), intstr.FromInt32(8080)
+	apply("open", networkingv1.NetworkPolicySpec{PodSelector: app("server"), Ingress: []networkingv1.NetworkPolicyIngressRule{{
+		From: []networkingv1.NetworkPolicyPeer{{PodSelector: &client}}, Ports: []networkingv1.NetworkPolicyPort{{Port: &port}},
+	}}})
+	reaches("client", true, "the one that is let in")
+	reaches("other", false, "no other")
+	apply("in", networkingv1.NetworkPolicySpec{PodSelector: client, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}})
+	reaches("client", false, "it does not get out")
+	// The API server tells whoever speaks plain HTTP to it that it does not.
+	plain := strings.Replace(c.Server, "https", "http", 1)
+	for from, want := range map[string]bool{"client": false, "other": true} {
+		out, err := c.Exec(limit(t), ns, from, nil, "timeout", "20", "wget", "-T", "3", "-O", "-", plain)
+		require.NoError(t, err)
+		require.Equal(t, want, strings.Contains(out.Stderr, "400"), "%s reaches the node: %+v", from, out)
+	}
 }
 
 func get(t *testing.T, url string) string {
