@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,7 +70,13 @@ func TestContractOnANode(t *testing.T) {
 				return left
 			},
 			Exec: func(ctx context.Context, id, command string) (string, int, error) {
-				return execIn(ctx, func(ctx context.Context) (net.Conn, error) { return d.Dial(ctx, id) }, command)
+				conn, err := d.Dial(ctx, id)
+				if err != nil {
+					return "", 0, err
+				}
+				_ = conn.Close()
+				// An agent wants to be told which pod is meant.
+				return execWith(ctx, agents.Client(*d.endpoint(d.current(id))), command)
 			},
 		}
 	})

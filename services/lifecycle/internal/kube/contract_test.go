@@ -80,7 +80,10 @@ func prepareCluster(ctx context.Context, c kubernetes.Interface) error {
 }
 
 func execIn(ctx context.Context, dial func(context.Context) (net.Conn, error), command string) (string, int, error) {
-	c := client.New(dial, "")
+	return execWith(ctx, client.New(dial, ""), command)
+}
+
+func execWith(ctx context.Context, c *client.Client, command string) (string, int, error) {
 	execID := ids.New()
 	if _, err := c.Start(ctx, &toolboxv1.Start{ExecId: execID, Argv: []string{"/bin/sh", "-c", command}}); err != nil {
 		return "", 0, err
