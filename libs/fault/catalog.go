@@ -216,6 +216,12 @@ var catalog = []Entry{
 		"somebody asked for the sandbox's end", "create another one",
 	},
 	{
+		ReasonSandboxStopped,
+		[]Code{FailedPrecondition},
+		RetryNever,
+		"the sandbox is stopped, or is being stopped: its files are kept and nothing runs in it", "start it",
+	},
+	{
 		ReasonSandboxExpired,
 		[]Code{FailedPrecondition},
 		RetryNever,

@@ -35,6 +35,7 @@ const (
 	ReasonSandboxNotFound    Reason = "sandbox_not_found"
 	ReasonSandboxFailed      Reason = "sandbox_failed"
 	ReasonSandboxDestroyed   Reason = "sandbox_destroyed"
+	ReasonSandboxStopped     Reason = "sandbox_stopped"
 	ReasonSandboxExpired     Reason = "sandbox_expired"
 	ReasonSandboxLost        Reason = "sandbox_lost"
 	ReasonNameTaken          Reason = "name_taken"

@@ -153,6 +153,51 @@ func (l *Ledgers) Restore(ctx context.Context, id, sandbox string, size Size) er
 	}))
 }
 
+// Rest counts no CPU and no memory of a sandbox that is stopped. Its disk and the sandbox itself stay counted.
+func (l *Ledgers) Rest(ctx context.Context, id, sandbox string) error {
+	return l.rest(ctx, id, sandbox, func(Holder) bool { return true })
+}
+
+// RestOf is Rest unless the sandbox was counted anew since it was looked at.
+func (l *Ledgers) RestOf(ctx context.Context, id, sandbox string, seen Holder) error {
+	return l.rest(ctx, id, sandbox, func(h Holder) bool { return h == seen })
+}
+
+func (l *Ledgers) rest(ctx context.Context, id, sandbox string, may func(Holder) bool) error {
+	return shownErr(l.entries.Change(ctx, SandboxesKey(id), func(x *Ledger) (bool, error) {
+		h, counted := x.Holders[sandbox]
+		if !counted || h.CPU == 0 && h.Memory == 0 || !may(h) {
+			return false, nil
+		}
+		h.CPU, h.Memory = 0, 0
+		x.Holders[sandbox] = h
+		return true, nil
+	}))
+}
+
+// Wake counts CPU and memory of a sandbox again that is started, or gives the fault of the limit that it would go over. It is no create.
+// One that is counted with them already stays so, from now on.
+func (l *Ledgers) Wake(ctx context.Context, id, sandbox string, size Size, limits tenant.Quotas) error {
+	return shownErr(l.entries.Change(ctx, SandboxesKey(id), func(x *Ledger) (bool, error) {
+		h := x.Holders[sandbox]
+		if h.CPU == size.CPUMillis && h.Memory == size.MemoryBytes && h.Workspace == size.WorkspaceBytes {
+			x.put(sandbox, size, l.now())
+			return x.Holders[sandbox] != h, nil
+		}
+		delete(x.Holders, sandbox)
+		used := x.Used(l.now())
+		wants := tenant.Quotas{tenant.CPU: size.CPUMillis, tenant.Memory: size.MemoryBytes}
+		for _, q := range tenant.AllQuotas() {
+			limit, bounded := limits.Limit(q)
+			if want, asked := wants[q]; asked && bounded && (want > limit || used[q] > limit-want) {
+				return false, Exceeded(id, q, limit, used[q], want, wait, slices.Sorted(maps.Keys(x.Holders))...)
+			}
+		}
+		x.put(sandbox, size, l.now())
+		return true, nil
+	}))
+}
+
 // Free counts a sandbox no longer. Its create stays one of its minute.
 func (l *Ledgers) Free(ctx context.Context, id, sandbox string) error {
 	return l.free(ctx, id, sandbox, false)

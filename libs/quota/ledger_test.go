@@ -139,6 +139,44 @@ func TestASandboxIsCountedOnce(t *testing.T) {
 }
 
 // In any 60 seconds no more are accepted than the limit says, also when those before were ended at once.
+func TestAStoppedSandboxIsCountedWithItsDiskAlone(t *testing.T) {
+	f := natstest.Start(t)
+	l, err := quota.NewLedgers(t.Context(), f.JS, time.Now)
+	require.NoError(t, err)
+	limits := tenant.Quotas{tenant.CPU: 1000, tenant.Memory: 10, tenant.Workspace: 100, tenant.Creates: 3}
+	size := quota.Size{CPUMillis: 1000, MemoryBytes: 10, WorkspaceBytes: 50}
+	first, second := ids.New(), ids.New()
+	used := func() tenant.Quotas {
+		u, err := quota.Used(t.Context(), f.JS, acme)
+		require.NoError(t, err)
+		return u
+	}
+	require.NoError(t, l.Take(t.Context(), acme, first, size, limits))
+	for range 2 {
+		require.NoError(t, l.Rest(t.Context(), acme, first))
+		require.Equal(t, []uint64{1, 0, 0, 50}, []uint64{used()[tenant.Sandboxes], used()[tenant.CPU], used()[tenant.Memory], used()[tenant.Workspace]})
+	}
+	require.NoError(t, l.Take(t.Context(), acme, second, size, limits))
+	err = l.Wake(t.Context(), acme, first, size, limits)
+	require.True(t, fault.Is(err, fault.ReasonQuota), "%v", err)
+	require.Equal(t, string(tenant.CPU), fault.From(err).Quota)
+	require.Equal(t, uint64(100), used()[tenant.Workspace], "a refused start takes nothing")
+	require.NoError(t, l.Free(t.Context(), acme, second))
+	for range 2 {
+		require.NoError(t, l.Wake(t.Context(), acme, first, size, limits))
+		require.Equal(t, []uint64{1, 1000, 10, 50, 2}, []uint64{used()[tenant.Sandboxes], used()[tenant.CPU], used()[tenant.Memory], used()[tenant.Workspace], used()[tenant.Creates]}, "a start is no create")
+	}
+	held, err := l.Holders(t.Context(), acme)
+	require.NoError(t, err)
+	was := held[first]
+	was.Since--
+	require.NoError(t, l.RestOf(t.Context(), acme, first, was))
+	require.Equal(t, uint64(1000), used()[tenant.CPU], "it was counted anew since")
+	require.NoError(t, l.RestOf(t.Context(), acme, first, held[first]))
+	require.Zero(t, used()[tenant.CPU])
+	require.NoError(t, l.Rest(t.Context(), acme, ids.New()), "nothing is counted of it")
+}
+
 func TestCreatesAMinute(t *testing.T) {
 	f := natstest.Start(t)
 	now := time.Unix(1_800_000_000, 0)

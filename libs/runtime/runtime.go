@@ -25,6 +25,10 @@ type Spec struct {
 	// MaxRuntime is when the log ends the sandbox, counted from its request; 0 is never. A driver may end it by itself some time
 	// later, should nobody have come.
 	MaxRuntime time.Duration
+	// Note is kept with the sandbox as long as there is anything of it, for Stopper.Note. It must hold nothing in clear that is secret.
+	Note []byte
+	// Resume: the sandbox was stopped. What Stop kept of it is put back; where that is gone, Create fails with sandbox_lost.
+	Resume bool
 }
 
 // Phase is a part of a start and how long it took.
@@ -62,6 +66,8 @@ type Status struct {
 	Alive bool
 	// Exists: anything of it is left on this host or cluster, the workspace apart.
 	Exists bool
+	// Stopped: it was stopped, and what is left of it is what Stop keeps.
+	Stopped bool
 	// Reason says how it ended, as a fault.Reason; empty while it lives.
 	Reason  string
 	Message string

@@ -32,7 +32,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name"}, "SandboxStopped": {"reason"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -171,7 +171,7 @@ func readCorpus(t *testing.T, name string, mt protoreflect.MessageType) proto.Me
 // stories are histories made of corpus events. Together they hold every event type.
 var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested SandboxScheduled SandboxStarting SandboxReady SandboxUsageSampled SandboxStopping SandboxStopped " +
-		"SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
+		"SandboxStarting SandboxStopped+reason SandboxStarting SandboxReady SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxStarting+waiting SandboxReady+endpoint SandboxFailed", "failed"},
 	{"sandbox", "SandboxRequested+name SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"name", "NameReserved", sandboxID},

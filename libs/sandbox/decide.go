@@ -43,10 +43,23 @@ type Reschedule struct {
 }
 
 // Start begins to materialise it. Only the worker it is placed on may. Attempt counts from 1; an attempt that has begun
-// already decides nothing, and so does any start of a sandbox that is ready.
+// already decides nothing, and so does any start of a sandbox that is ready. One that is stopped is brought back by Restart alone.
 type Start struct {
 	Worker  string
 	Attempt uint32
+}
+
+// Restart accepts the start of a stopped sandbox, on the worker that has its files. One that starts or runs already decides nothing.
+// Refused with sandbox_expired once its time is over at At.
+type Restart struct {
+	At time.Time
+}
+
+// GiveUp says that the start of a stopped sandbox came to nothing and left it stopped, as it was. It decides nothing unless such a start
+// is under way.
+type GiveUp struct {
+	Reason  fault.Reason
+	Message string
 }
 
 // MarkWaiting says what keeps a start under way from being done: nothing wrong where Reason is empty. It decides nothing unless it
@@ -79,7 +92,8 @@ type Fail struct {
 	Usage *commonv1.UsageMetrics
 }
 
-// Stop begins to end its processes and keeps what is on its disks.
+// Stop begins to end its processes and keeps what is on its disks. One that is stopping or stopped decides nothing; any but a ready one
+// is refused with illegal_state.
 type Stop struct{}
 
 // MarkStopped says that nothing of it runs any more.
@@ -189,10 +203,36 @@ func (c Start) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, fault.Newf(fault.Conflict, fault.ReasonConflict, "sandbox %s is placed on another worker", s.ID)
 	case s.State == Ready, s.State == Starting && c.Attempt <= s.Attempt:
 		return nil, nil
-	case !stepStarting.possible(s.State):
+	case s.State == Stopped, !stepStarting.possible(s.State):
 		return nil, illegal(s.State, "a start")
 	}
 	return one(&eventsv1.SandboxStarting{Worker: c.Worker, Attempt: max(c.Attempt, s.Attempt+1)})
+}
+
+func (c Restart) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.Expired(c.At):
+		return nil, expired(s.ID)
+	case s.State == Ready, s.State == Requested, s.State == Scheduled, s.State == Starting:
+		return nil, nil
+	case s.State != Stopped:
+		return nil, illegal(s.State, "a start")
+	}
+	return one(&eventsv1.SandboxStarting{Worker: s.Worker, Attempt: s.Attempt + 1})
+}
+
+func (c GiveUp) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case !s.Restarting():
+		return nil, nil
+	case c.Reason == "":
+		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "a start that is given up needs a reason")
+	}
+	return one(&eventsv1.SandboxStopped{Usage: clone(s.Usage), UptimeMs: inMillis(s.Uptime), Reason: string(c.Reason), Message: c.Message})
 }
 
 func (c MarkWaiting) decide(s Sandbox) ([]proto.Message, error) {
@@ -264,7 +304,7 @@ func (c MarkStopped) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, notFound(s.ID)
 	case s.State == Stopped:
 		return nil, nil
-	case !stepStopped.possible(s.State):
+	case s.State != Stopping:
 		return nil, illegal(s.State, "having stopped")
 	}
 	up := s.uptimeAt(c.At)
@@ -292,7 +332,7 @@ func (c Extend) decide(s Sandbox) ([]proto.Message, error) {
 	case s.Ending():
 		return nil, illegal(s.State, "more time")
 	case s.Expired(c.At):
-		return nil, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxExpired, "the time of sandbox %s is over", s.ID)
+		return nil, expired(s.ID)
 	case s.ExpiresAt.IsZero() || !c.ExpiresAt.After(s.ExpiresAt):
 		return nil, nil
 	}

@@ -24,7 +24,7 @@ var (
 	stepReady      = step{"ready", []string{Starting}, Ready}
 	stepFailed     = step{"failed", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, Failed}
 	stepStopping   = step{"stopping", []string{Ready}, Stopping}
-	stepStopped    = step{"stopped", []string{Stopping}, Stopped}
+	stepStopped    = step{"stopped", []string{Starting, Stopping}, Stopped}
 	stepDestroying = step{
 		"destroying",
 		[]string{Requested, Scheduled, Starting, Ready, Failed, Stopping, Stopped},
@@ -94,12 +94,15 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		if s.State != Starting || s.Attempt != b.GetAttempt() || s.Worker != b.GetWorker() {
 			s.StartingAt = e.Time
 		}
+		if s.State == Stopped {
+			s.OrderedAt = e.Time
+		}
 		s.Worker, s.Attempt, s.Endpoint = b.GetWorker(), b.GetAttempt(), nil
 		s.Reason, s.Message = b.GetReason(), b.GetMessage()
 	case *eventsv1.SandboxReady:
 		s.Worker, s.RuntimeID = b.GetWorker(), b.GetRuntimeId()
 		s.Hostname, s.ImageDigest, s.Endpoint = b.GetHostname(), b.GetImageDigest(), b.GetEndpoint()
-		s.RunningSince, s.Reason, s.Message = e.Time, "", ""
+		s.RunningSince, s.ReadySeq, s.Reason, s.Message = e.Time, e.Seq, "", ""
 		if s.ReadyAt.IsZero() {
 			s.ReadyAt = e.Time
 		}
@@ -111,6 +114,7 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 		s.PastUsage, s.PastUptime = s.Usage, s.Uptime
 		s.RunningSince, s.Endpoint = time.Time{}, nil
+		s.Reason, s.Message = b.GetReason(), b.GetMessage()
 	case *eventsv1.SandboxExtended:
 		s.ExpiresAt = timeOf(b.GetExpiresAt())
 	case *eventsv1.SandboxUsageSampled:
@@ -137,7 +141,7 @@ func (s *Sandbox) request(e envelope.Recorded, b *eventsv1.SandboxRequested) {
 	s.Image, s.EnvKeys, s.Labels, s.Name = b.GetImage(), b.GetEnvKeys(), b.GetLabels(), b.GetName()
 	s.Limits, s.Workspace, s.Requested = b.GetLimits(), b.GetWorkspace(), b
 	s.Worker = b.GetPlacement().GetWorker()
-	s.CommandID, s.CreatedAt = e.Cause, e.Time
+	s.CommandID, s.CreatedAt, s.OrderedAt = e.Cause, e.Time, e.Time
 	s.ExpiresAt = timeOf(b.GetExpiresAt())
 }
 

@@ -32,13 +32,14 @@ const (
 	ReasonOOMKilled        = "oom_killed"
 	ReasonOutputLimit      = "output_limit"
 	ReasonSandboxDestroyed = "sandbox_destroyed"
+	ReasonSandboxStopped   = "sandbox_stopped"
 )
 
 // RecordPending is what the worker of an exec tells its readers while it has seen the end and cannot record it.
 const RecordPending = "record_pending"
 
 // neverRan are the ends that an exec may have without a start.
-var neverRan = []string{ReasonTimedOut, ReasonCancelled, ReasonStartFailed, ReasonSandboxDestroyed}
+var neverRan = []string{ReasonTimedOut, ReasonCancelled, ReasonStartFailed, ReasonSandboxDestroyed, ReasonSandboxStopped}
 
 // Exec is one run of a command as its events tell it.
 type Exec struct {
@@ -64,6 +65,8 @@ type Exec struct {
 	UsageEventID string
 	FirstSeq     uint64
 	LastSeq      uint64
+	// StartedSeq is the stream sequence of its start, 0 before it; a view does not have it.
+	StartedSeq uint64
 	// Digest of its last event.
 	Digest []byte
 }
@@ -116,7 +119,7 @@ func (x Exec) Evolve(e envelope.Recorded) (Exec, error) {
 		if x.State == "" {
 			next.accept(e, b.GetSandboxId(), b.GetExecId(), b.GetSpec(), timeOf(b.GetRequestedAt()))
 		}
-		next.State, next.Worker, next.StartedAt = ExecRunning, b.GetWorker(), e.Time
+		next.State, next.Worker, next.StartedAt, next.StartedSeq = ExecRunning, b.GetWorker(), e.Time, e.Seq
 	case *eventsv1.ExecCancelRequested:
 		if !x.Exists() || x.Over() {
 			return x, illegal(x.State, "event cancel requested")
@@ -195,7 +198,7 @@ type StartExec struct {
 
 // CompleteExec records an observed end. UsageEventId is filled in where it is empty, for which the event must be appended under
 // EndCommand. An exec that is over already keeps its first end: nothing is decided. One that was never started may only end as
-// timed_out, cancelled, start_failed or sandbox_destroyed.
+// timed_out, cancelled, start_failed, sandbox_destroyed or sandbox_stopped.
 type CompleteExec struct {
 	Completed *eventsv1.ExecCompleted
 }

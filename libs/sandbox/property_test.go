@@ -56,7 +56,7 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 11).Draw(t, "kind") {
+	switch rapid.IntRange(0, 13).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
@@ -78,6 +78,10 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.Destroy{Reason: sandbox.ReasonExpired}
 	case 8:
 		return id, sandbox.MarkDestroyed{At: at, Usage: genUsage(t), DeleteAfter: at.Add(time.Hour)}
+	case 11:
+		return id, sandbox.Restart{At: at}
+	case 12:
+		return id, sandbox.GiveUp{Reason: fault.ReasonRuntimeFailed, Message: "no"}
 	case 10:
 		return id, sandbox.Extend{At: at, ExpiresAt: at.Add(time.Duration(rapid.IntRange(-60, 600).Draw(t, "extension")) * time.Second)}
 	case 9:
@@ -104,7 +108,7 @@ var next = map[string]string{
 	"":          "requested",
 	"requested": "requested scheduled starting failed destroying",
 	"scheduled": "scheduled starting failed destroying",
-	"starting":  "starting ready failed destroying",
+	"starting":  "starting ready stopped failed destroying",
 	"ready":     "ready stopping failed destroying",
 	"stopping":  "stopping stopped failed destroying",
 	"stopped":   "stopped starting failed destroying",
@@ -135,6 +139,16 @@ func TestNoSequenceOfCommandsReachesAnIllegalState(t *testing.T) {
 				require.NoError(t, err, "evolve takes what decide gives")
 				require.Contains(t, next[state.State], after.State)
 				require.GreaterOrEqual(t, after.Uptime, state.Uptime)
+				if after.State == sandbox.Stopped {
+					require.True(t, after.RunningSince.IsZero() && after.Endpoint == nil)
+				}
+				if state.State == sandbox.Stopped {
+					require.Equal(t, state.Uptime, after.Uptime, "no time counts while it is stopped")
+					require.Equal(t, state.Usage.GetCpuMs(), after.Usage.GetCpuMs())
+				}
+				if after.State == sandbox.Stopped && state.State == sandbox.Starting {
+					require.True(t, state.Restarting(), "only what was stopped can be left stopped")
+				}
 				require.GreaterOrEqual(t, after.Usage.GetCpuMs(), state.Usage.GetCpuMs())
 				state = after
 				h.Events = append(h.Events, r)

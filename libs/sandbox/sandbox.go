@@ -53,8 +53,8 @@ type Sandbox struct {
 	Worker      string
 	// Endpoint is where its agent answers while it runs, nil where a keeper does. Shared with the event: read only.
 	Endpoint *eventsv1.Endpoint
-	// Reason and Message say why it failed or is being destroyed, or while it starts what keeps it from being ready; Reason is a
-	// fault.Reason or a reason of SandboxDestroying. A start that goes as it should may have a message alone.
+	// Reason and Message say why it failed or is being destroyed, while it starts what keeps it from being ready, or why its last start
+	// left it stopped; Reason is a fault.Reason or a reason of SandboxDestroying. A start that goes as it should may have a message alone.
 	Reason  string
 	Message string
 	EnvKeys []string
@@ -68,11 +68,15 @@ type Sandbox struct {
 	// Attempt counts the starts that were begun, from 1.
 	Attempt uint32
 
-	CreatedAt  time.Time
+	CreatedAt time.Time
+	// OrderedAt is when its present or last start was asked for: with its creation, or while it was stopped.
+	OrderedAt  time.Time
 	StartingAt time.Time
 	// ReadyAt is the first ready; RunningSince the last one, zero while it does not run.
 	ReadyAt      time.Time
 	RunningSince time.Time
+	// ReadySeq is the stream sequence of the last ready: an exec that was started before it ran in an earlier run.
+	ReadySeq uint64
 	// EndedAt is when it failed or, otherwise, was destroyed.
 	EndedAt time.Time
 	// DestroyingAt is when its end was decided.
@@ -102,6 +106,9 @@ func (s Sandbox) Over() bool { return s.State == Destroyed || s.State == Failed 
 
 // Ending reports whether its end is decided or reached: a start under way must stop.
 func (s Sandbox) Ending() bool { return s.Over() || s.State == Destroying }
+
+// Restarting reports whether it was stopped and is being brought back: there are files of its own that a start must not lose.
+func (s Sandbox) Restarting() bool { return s.State == Starting && !s.ReadyAt.IsZero() }
 
 // Expired reports whether its time is over at now and its end is not decided yet. A failed sandbox expires too: that is
 // when its workspace is released.
@@ -169,6 +176,10 @@ func Events(c CommandMeta, bodies ...proto.Message) []envelope.Event {
 
 func notFound(id string) error {
 	return fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", id)
+}
+
+func expired(id string) error {
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxExpired, "the time of sandbox %s is over", id)
 }
 
 func illegal(state, what string) error {

@@ -54,14 +54,18 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		PastUptimeMs:         inMillis(s.PastUptime),
 		Endpoint:             s.Endpoint,
 		ExpiresAt:            stamp(s.ExpiresAt),
+		OrderedAt:            stamp(s.OrderedAt),
 	}
 }
 
 // FromView is the inverse of View for what a view holds. It is for showing, not for deciding: a view may be behind the log.
 func FromView(v *commandsv1.SandboxView) Sandbox {
-	r, expires := v.GetRequested(), v.GetExpiresAt()
+	r, expires, ordered := v.GetRequested(), v.GetExpiresAt(), v.GetOrderedAt()
 	if expires == nil {
 		expires = r.GetExpiresAt() // written before there were extensions
+	}
+	if ordered == nil {
+		ordered = v.GetCreatedAt() // written before stopped sandboxes could be started
 	}
 	return Sandbox{
 		ID: v.GetSandboxId(), Tenant: v.GetTenantId(), State: v.GetState(),
@@ -69,7 +73,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 		EnvKeys: r.GetEnvKeys(), Labels: r.GetLabels(), Limits: r.GetLimits(), Workspace: r.GetWorkspace(), Requested: r,
 		Worker: v.GetWorker(), Hostname: v.GetHostname(), ImageDigest: v.GetImageDigest(),
 		Reason: v.GetReason(), Message: v.GetMessage(),
-		CreatedAt: timeOf(v.GetCreatedAt()), ReadyAt: timeOf(v.GetReadyAt()), EndedAt: timeOf(v.GetEndedAt()),
+		CreatedAt: timeOf(v.GetCreatedAt()), OrderedAt: timeOf(ordered), ReadyAt: timeOf(v.GetReadyAt()), EndedAt: timeOf(v.GetEndedAt()),
 		ExpiresAt: timeOf(expires), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
 		Usage: clone(v.GetUsage()), Uptime: millis(v.GetUptimeMs()), Seq: v.GetSequence(),
 		RunningSince: timeOf(v.GetRunningSince()), PastUptime: millis(v.GetPastUptimeMs()),

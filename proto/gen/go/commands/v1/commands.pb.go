@@ -44,6 +44,8 @@ type SandboxCommand struct {
 	//	*SandboxCommand_Create
 	//	*SandboxCommand_Destroy
 	//	*SandboxCommand_Extend
+	//	*SandboxCommand_Stop
+	//	*SandboxCommand_Start
 	Command       isSandboxCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -162,6 +164,24 @@ func (x *SandboxCommand) GetExtend() *ExtendSandbox {
 	return nil
 }
 
+func (x *SandboxCommand) GetStop() *StopSandbox {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Stop); ok {
+			return x.Stop
+		}
+	}
+	return nil
+}
+
+func (x *SandboxCommand) GetStart() *StartSandbox {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
 type isSandboxCommand_Command interface {
 	isSandboxCommand_Command()
 }
@@ -178,11 +198,23 @@ type SandboxCommand_Extend struct {
 	Extend *ExtendSandbox `protobuf:"bytes,12,opt,name=extend,proto3,oneof"`
 }
 
+type SandboxCommand_Stop struct {
+	Stop *StopSandbox `protobuf:"bytes,20,opt,name=stop,proto3,oneof"`
+}
+
+type SandboxCommand_Start struct {
+	Start *StartSandbox `protobuf:"bytes,21,opt,name=start,proto3,oneof"`
+}
+
 func (*SandboxCommand_Create) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Destroy) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Extend) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Stop) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Start) isSandboxCommand_Command() {}
 
 type CreateSandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -427,6 +459,80 @@ func (x *ExtendSandbox) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// StopSandbox ends its processes and keeps its files.
+type StopSandbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopSandbox) Reset() {
+	*x = StopSandbox{}
+	mi := &file_commands_v1_commands_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopSandbox) ProtoMessage() {}
+
+func (x *StopSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopSandbox.ProtoReflect.Descriptor instead.
+func (*StopSandbox) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{4}
+}
+
+// StartSandbox brings a stopped sandbox back.
+type StartSandbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartSandbox) Reset() {
+	*x = StartSandbox{}
+	mi := &file_commands_v1_commands_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartSandbox) ProtoMessage() {}
+
+func (x *StartSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartSandbox.ProtoReflect.Descriptor instead.
+func (*StartSandbox) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{5}
+}
+
 type Env struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vars          map[string]string      `protobuf:"bytes,1,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -436,7 +542,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_commands_v1_commands_proto_msgTypes[4]
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -448,7 +554,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[4]
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -461,7 +567,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{4}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Env) GetVars() map[string]string {
@@ -489,6 +595,7 @@ type WorkerCommand struct {
 	//	*WorkerCommand_Materialise
 	//	*WorkerCommand_Teardown
 	//	*WorkerCommand_DeleteWorkspace
+	//	*WorkerCommand_Halt
 	Command       isWorkerCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,7 +603,7 @@ type WorkerCommand struct {
 
 func (x *WorkerCommand) Reset() {
 	*x = WorkerCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[5]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -508,7 +615,7 @@ func (x *WorkerCommand) String() string {
 func (*WorkerCommand) ProtoMessage() {}
 
 func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[5]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -521,7 +628,7 @@ func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerCommand.ProtoReflect.Descriptor instead.
 func (*WorkerCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{5}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerCommand) GetCommandId() string {
@@ -614,6 +721,15 @@ func (x *WorkerCommand) GetDeleteWorkspace() *DeleteWorkspace {
 	return nil
 }
 
+func (x *WorkerCommand) GetHalt() *Halt {
+	if x != nil {
+		if x, ok := x.Command.(*WorkerCommand_Halt); ok {
+			return x.Halt
+		}
+	}
+	return nil
+}
+
 type isWorkerCommand_Command interface {
 	isWorkerCommand_Command()
 }
@@ -630,11 +746,17 @@ type WorkerCommand_DeleteWorkspace struct {
 	DeleteWorkspace *DeleteWorkspace `protobuf:"bytes,12,opt,name=delete_workspace,json=deleteWorkspace,proto3,oneof"`
 }
 
+type WorkerCommand_Halt struct {
+	Halt *Halt `protobuf:"bytes,20,opt,name=halt,proto3,oneof"`
+}
+
 func (*WorkerCommand_Materialise) isWorkerCommand_Command() {}
 
 func (*WorkerCommand_Teardown) isWorkerCommand_Command() {}
 
 func (*WorkerCommand_DeleteWorkspace) isWorkerCommand_Command() {}
+
+func (*WorkerCommand_Halt) isWorkerCommand_Command() {}
 
 type Materialise struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -645,7 +767,7 @@ type Materialise struct {
 
 func (x *Materialise) Reset() {
 	*x = Materialise{}
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +779,7 @@ func (x *Materialise) String() string {
 func (*Materialise) ProtoMessage() {}
 
 func (x *Materialise) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +792,7 @@ func (x *Materialise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialise.ProtoReflect.Descriptor instead.
 func (*Materialise) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Materialise) GetSealedEnv() []byte {
@@ -689,7 +811,7 @@ type Teardown struct {
 
 func (x *Teardown) Reset() {
 	*x = Teardown{}
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +823,7 @@ func (x *Teardown) String() string {
 func (*Teardown) ProtoMessage() {}
 
 func (x *Teardown) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +836,7 @@ func (x *Teardown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Teardown.ProtoReflect.Descriptor instead.
 func (*Teardown) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Teardown) GetReason() string {
@@ -722,6 +844,43 @@ func (x *Teardown) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+// Halt ends the processes of a sandbox that is stopping and keeps its files.
+type Halt struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Halt) Reset() {
+	*x = Halt{}
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Halt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Halt) ProtoMessage() {}
+
+func (x *Halt) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Halt.ProtoReflect.Descriptor instead.
+func (*Halt) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
 }
 
 type DeleteWorkspace struct {
@@ -733,7 +892,7 @@ type DeleteWorkspace struct {
 
 func (x *DeleteWorkspace) Reset() {
 	*x = DeleteWorkspace{}
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +904,7 @@ func (x *DeleteWorkspace) String() string {
 func (*DeleteWorkspace) ProtoMessage() {}
 
 func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +917,7 @@ func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspace.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspace) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteWorkspace) GetReason() string {
@@ -790,7 +949,7 @@ type ExecCommand struct {
 
 func (x *ExecCommand) Reset() {
 	*x = ExecCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +961,7 @@ func (x *ExecCommand) String() string {
 func (*ExecCommand) ProtoMessage() {}
 
 func (x *ExecCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +974,7 @@ func (x *ExecCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCommand.ProtoReflect.Descriptor instead.
 func (*ExecCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecCommand) GetCommandId() string {
@@ -928,7 +1087,7 @@ type StartExec struct {
 
 func (x *StartExec) Reset() {
 	*x = StartExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1099,7 @@ func (x *StartExec) String() string {
 func (*StartExec) ProtoMessage() {}
 
 func (x *StartExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1112,7 @@ func (x *StartExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExec.ProtoReflect.Descriptor instead.
 func (*StartExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StartExec) GetSpec() *v1.ExecSpec {
@@ -987,7 +1146,7 @@ type CancelExec struct {
 
 func (x *CancelExec) Reset() {
 	*x = CancelExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1158,7 @@ func (x *CancelExec) String() string {
 func (*CancelExec) ProtoMessage() {}
 
 func (x *CancelExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1171,7 @@ func (x *CancelExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExec.ProtoReflect.Descriptor instead.
 func (*CancelExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelExec) GetReason() string {
@@ -1038,7 +1197,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1050,7 +1209,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1063,7 +1222,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Outcome) GetCommandId() string {
@@ -1122,14 +1281,16 @@ type SandboxView struct {
 	// Where its agent answers while it runs; absent: a keeper does.
 	Endpoint *v1.Endpoint `protobuf:"bytes,20,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// When its time ends; absent: as requested, or never.
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// When its present or last start was asked for; absent: with its creation.
+	OrderedAt     *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=ordered_at,json=orderedAt,proto3" json:"ordered_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SandboxView) Reset() {
 	*x = SandboxView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1302,7 @@ func (x *SandboxView) String() string {
 func (*SandboxView) ProtoMessage() {}
 
 func (x *SandboxView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1315,7 @@ func (x *SandboxView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxView.ProtoReflect.Descriptor instead.
 func (*SandboxView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SandboxView) GetTenantId() string {
@@ -1304,6 +1465,13 @@ func (x *SandboxView) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *SandboxView) GetOrderedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OrderedAt
+	}
+	return nil
+}
+
 // ExecView is the receipt of an exec in KV bucket exec, key <tenant>.<sandbox>.<exec>. Derived from the log.
 type ExecView struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1327,7 +1495,7 @@ type ExecView struct {
 
 func (x *ExecView) Reset() {
 	*x = ExecView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1507,7 @@ func (x *ExecView) String() string {
 func (*ExecView) ProtoMessage() {}
 
 func (x *ExecView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1520,7 @@ func (x *ExecView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecView.ProtoReflect.Descriptor instead.
 func (*ExecView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecView) GetTenantId() string {
@@ -1455,22 +1623,24 @@ func (x *ExecView) GetWorker() string {
 
 // WorkerStatus is a worker's heartbeat in KV bucket worker, key <worker>.
 type WorkerStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Worker        string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	Driver        string                 `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
-	Region        string                 `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`
-	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
-	CpuMillis     uint64                 `protobuf:"varint,5,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	Sandboxes     uint32                 `protobuf:"varint,7,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	MaxSandboxes  uint32                 `protobuf:"varint,8,opt,name=max_sandboxes,json=maxSandboxes,proto3" json:"max_sandboxes,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Worker       string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	Driver       string                 `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
+	Region       string                 `protobuf:"bytes,3,opt,name=region,proto3" json:"region,omitempty"`
+	Time         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	CpuMillis    uint64                 `protobuf:"varint,5,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	MemoryBytes  uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Sandboxes    uint32                 `protobuf:"varint,7,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	MaxSandboxes uint32                 `protobuf:"varint,8,opt,name=max_sandboxes,json=maxSandboxes,proto3" json:"max_sandboxes,omitempty"`
+	// Its sandboxes can be stopped and started again.
+	Stops         bool `protobuf:"varint,20,opt,name=stops,proto3" json:"stops,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1652,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1665,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1554,6 +1724,13 @@ func (x *WorkerStatus) GetMaxSandboxes() uint32 {
 	return 0
 }
 
+func (x *WorkerStatus) GetStops() bool {
+	if x != nil {
+		return x.Stops
+	}
+	return false
+}
+
 // FileCall travels by request on svc.files.<worker>.<tenant>.<sandbox>: a part of at most 512 KiB each, so that it fits
 // NATS's message size.
 type FileCall struct {
@@ -1576,7 +1753,7 @@ type FileCall struct {
 
 func (x *FileCall) Reset() {
 	*x = FileCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1765,7 @@ func (x *FileCall) String() string {
 func (*FileCall) ProtoMessage() {}
 
 func (x *FileCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1778,7 @@ func (x *FileCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileCall.ProtoReflect.Descriptor instead.
 func (*FileCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FileCall) GetTenantId() string {
@@ -1745,7 +1922,7 @@ type ReadPart struct {
 
 func (x *ReadPart) Reset() {
 	*x = ReadPart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1934,7 @@ func (x *ReadPart) String() string {
 func (*ReadPart) ProtoMessage() {}
 
 func (x *ReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1947,7 @@ func (x *ReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPart.ProtoReflect.Descriptor instead.
 func (*ReadPart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReadPart) GetPath() string {
@@ -1814,7 +1991,7 @@ type WritePart struct {
 
 func (x *WritePart) Reset() {
 	*x = WritePart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2003,7 @@ func (x *WritePart) String() string {
 func (*WritePart) ProtoMessage() {}
 
 func (x *WritePart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2016,7 @@ func (x *WritePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePart.ProtoReflect.Descriptor instead.
 func (*WritePart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WritePart) GetPath() string {
@@ -1918,7 +2095,7 @@ type ListCall struct {
 
 func (x *ListCall) Reset() {
 	*x = ListCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2107,7 @@ func (x *ListCall) String() string {
 func (*ListCall) ProtoMessage() {}
 
 func (x *ListCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2120,7 @@ func (x *ListCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCall.ProtoReflect.Descriptor instead.
 func (*ListCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListCall) GetPath() string {
@@ -1984,7 +2161,7 @@ type StatCall struct {
 
 func (x *StatCall) Reset() {
 	*x = StatCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2173,7 @@ func (x *StatCall) String() string {
 func (*StatCall) ProtoMessage() {}
 
 func (x *StatCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2186,7 @@ func (x *StatCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatCall.ProtoReflect.Descriptor instead.
 func (*StatCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatCall) GetPath() string {
@@ -2036,7 +2213,7 @@ type DeleteCall struct {
 
 func (x *DeleteCall) Reset() {
 	*x = DeleteCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2225,7 @@ func (x *DeleteCall) String() string {
 func (*DeleteCall) ProtoMessage() {}
 
 func (x *DeleteCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2238,7 @@ func (x *DeleteCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCall.ProtoReflect.Descriptor instead.
 func (*DeleteCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteCall) GetPath() string {
@@ -2091,7 +2268,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2280,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2293,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2155,7 +2332,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2344,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2357,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
 }
 
 type FileReply struct {
@@ -2211,7 +2388,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2400,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2413,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2365,7 +2542,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2554,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2567,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2453,7 +2630,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2642,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2655,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -2535,7 +2712,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2724,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2737,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -2602,7 +2779,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2791,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2804,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -2641,7 +2818,7 @@ var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\x03\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x04\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2655,7 +2832,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06create\x18\n" +
 	" \x01(\v2$.sandtrail.commands.v1.CreateSandboxH\x00R\x06create\x12A\n" +
 	"\adestroy\x18\v \x01(\v2%.sandtrail.commands.v1.DestroySandboxH\x00R\adestroy\x12>\n" +
-	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extendB\t\n" +
+	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extend\x128\n" +
+	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
+	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05startB\t\n" +
 	"\acommand\"\xb5\x04\n" +
 	"\rCreateSandbox\x12\x1d\n" +
 	"\n" +
@@ -2682,12 +2861,14 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"J\n" +
 	"\rExtendSandbox\x129\n" +
 	"\n" +
-	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"x\n" +
+	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\r\n" +
+	"\vStopSandbox\"\x0e\n" +
+	"\fStartSandbox\"x\n" +
 	"\x03Env\x128\n" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa8\x04\n" +
 	"\rWorkerCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2702,13 +2883,15 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\vmaterialise\x18\n" +
 	" \x01(\v2\".sandtrail.commands.v1.MaterialiseH\x00R\vmaterialise\x12=\n" +
 	"\bteardown\x18\v \x01(\v2\x1f.sandtrail.commands.v1.TeardownH\x00R\bteardown\x12S\n" +
-	"\x10delete_workspace\x18\f \x01(\v2&.sandtrail.commands.v1.DeleteWorkspaceH\x00R\x0fdeleteWorkspaceB\t\n" +
+	"\x10delete_workspace\x18\f \x01(\v2&.sandtrail.commands.v1.DeleteWorkspaceH\x00R\x0fdeleteWorkspace\x121\n" +
+	"\x04halt\x18\x14 \x01(\v2\x1b.sandtrail.commands.v1.HaltH\x00R\x04haltB\t\n" +
 	"\acommand\",\n" +
 	"\vMaterialise\x12\x1d\n" +
 	"\n" +
 	"sealed_env\x18\x01 \x01(\fR\tsealedEnv\"\"\n" +
 	"\bTeardown\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\")\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x06\n" +
+	"\x04Halt\")\n" +
 	"\x0fDeleteWorkspace\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x8b\x03\n" +
 	"\vExecCommand\x12\x1d\n" +
@@ -2739,7 +2922,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x1b\n" +
-	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xbb\a\n" +
+	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xf6\a\n" +
 	"\vSandboxView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2765,7 +2948,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x14workspace_deleted_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x12workspaceDeletedAt\x129\n" +
 	"\bendpoint\x18\x14 \x01(\v2\x1d.sandtrail.events.v1.EndpointR\bendpoint\x129\n" +
 	"\n" +
-	"expires_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xca\x04\n" +
+	"expires_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x129\n" +
+	"\n" +
+	"ordered_at\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\torderedAt\"\xca\x04\n" +
 	"\bExecView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2783,7 +2968,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x0efirst_sequence\x18\v \x01(\x04R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\f \x01(\x04R\flastSequence\x12\x16\n" +
 	"\x06digest\x18\r \x01(\fR\x06digest\x12\x16\n" +
-	"\x06worker\x18\x0e \x01(\tR\x06worker\"\x8b\x02\n" +
+	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xa1\x02\n" +
 	"\fWorkerStatus\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -2793,7 +2978,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"cpu_millis\x18\x05 \x01(\x04R\tcpuMillis\x12!\n" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1c\n" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
-	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\"\xde\x03\n" +
+	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
+	"\x05stops\x18\x14 \x01(\bR\x05stops\"\xde\x03\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2901,106 +3087,113 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
 	(*DestroySandbox)(nil),        // 2: sandtrail.commands.v1.DestroySandbox
 	(*ExtendSandbox)(nil),         // 3: sandtrail.commands.v1.ExtendSandbox
-	(*Env)(nil),                   // 4: sandtrail.commands.v1.Env
-	(*WorkerCommand)(nil),         // 5: sandtrail.commands.v1.WorkerCommand
-	(*Materialise)(nil),           // 6: sandtrail.commands.v1.Materialise
-	(*Teardown)(nil),              // 7: sandtrail.commands.v1.Teardown
-	(*DeleteWorkspace)(nil),       // 8: sandtrail.commands.v1.DeleteWorkspace
-	(*ExecCommand)(nil),           // 9: sandtrail.commands.v1.ExecCommand
-	(*StartExec)(nil),             // 10: sandtrail.commands.v1.StartExec
-	(*CancelExec)(nil),            // 11: sandtrail.commands.v1.CancelExec
-	(*Outcome)(nil),               // 12: sandtrail.commands.v1.Outcome
-	(*SandboxView)(nil),           // 13: sandtrail.commands.v1.SandboxView
-	(*ExecView)(nil),              // 14: sandtrail.commands.v1.ExecView
-	(*WorkerStatus)(nil),          // 15: sandtrail.commands.v1.WorkerStatus
-	(*FileCall)(nil),              // 16: sandtrail.commands.v1.FileCall
-	(*ReadPart)(nil),              // 17: sandtrail.commands.v1.ReadPart
-	(*WritePart)(nil),             // 18: sandtrail.commands.v1.WritePart
-	(*ListCall)(nil),              // 19: sandtrail.commands.v1.ListCall
-	(*StatCall)(nil),              // 20: sandtrail.commands.v1.StatCall
-	(*DeleteCall)(nil),            // 21: sandtrail.commands.v1.DeleteCall
-	(*StdinCall)(nil),             // 22: sandtrail.commands.v1.StdinCall
-	(*StatsCall)(nil),             // 23: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 24: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 25: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 26: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 27: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 28: sandtrail.commands.v1.RedriveCall
-	nil,                           // 29: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 30: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 32: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 33: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 34: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 35: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 36: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 37: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 38: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 39: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 40: sandtrail.events.v1.ExecLost
-	(*v12.UsageRow)(nil),          // 41: compute.v1.UsageRow
+	(*StopSandbox)(nil),           // 4: sandtrail.commands.v1.StopSandbox
+	(*StartSandbox)(nil),          // 5: sandtrail.commands.v1.StartSandbox
+	(*Env)(nil),                   // 6: sandtrail.commands.v1.Env
+	(*WorkerCommand)(nil),         // 7: sandtrail.commands.v1.WorkerCommand
+	(*Materialise)(nil),           // 8: sandtrail.commands.v1.Materialise
+	(*Teardown)(nil),              // 9: sandtrail.commands.v1.Teardown
+	(*Halt)(nil),                  // 10: sandtrail.commands.v1.Halt
+	(*DeleteWorkspace)(nil),       // 11: sandtrail.commands.v1.DeleteWorkspace
+	(*ExecCommand)(nil),           // 12: sandtrail.commands.v1.ExecCommand
+	(*StartExec)(nil),             // 13: sandtrail.commands.v1.StartExec
+	(*CancelExec)(nil),            // 14: sandtrail.commands.v1.CancelExec
+	(*Outcome)(nil),               // 15: sandtrail.commands.v1.Outcome
+	(*SandboxView)(nil),           // 16: sandtrail.commands.v1.SandboxView
+	(*ExecView)(nil),              // 17: sandtrail.commands.v1.ExecView
+	(*WorkerStatus)(nil),          // 18: sandtrail.commands.v1.WorkerStatus
+	(*FileCall)(nil),              // 19: sandtrail.commands.v1.FileCall
+	(*ReadPart)(nil),              // 20: sandtrail.commands.v1.ReadPart
+	(*WritePart)(nil),             // 21: sandtrail.commands.v1.WritePart
+	(*ListCall)(nil),              // 22: sandtrail.commands.v1.ListCall
+	(*StatCall)(nil),              // 23: sandtrail.commands.v1.StatCall
+	(*DeleteCall)(nil),            // 24: sandtrail.commands.v1.DeleteCall
+	(*StdinCall)(nil),             // 25: sandtrail.commands.v1.StdinCall
+	(*StatsCall)(nil),             // 26: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 27: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 28: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 29: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 30: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 31: sandtrail.commands.v1.RedriveCall
+	nil,                           // 32: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 33: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 35: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 36: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 37: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 38: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 39: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 40: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 41: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 42: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 43: sandtrail.events.v1.ExecLost
+	(*v12.UsageRow)(nil),          // 44: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	31, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	34, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
-	32, // 4: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	33, // 5: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	29, // 6: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	31, // 7: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	30, // 8: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	31, // 9: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	6,  // 10: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	7,  // 11: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	8,  // 12: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	31, // 13: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	10, // 14: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	11, // 15: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	34, // 16: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	35, // 17: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	36, // 18: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	31, // 19: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	31, // 20: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	31, // 21: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	31, // 22: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	37, // 23: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	31, // 24: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	31, // 25: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	38, // 26: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	31, // 27: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	34, // 28: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	39, // 29: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	40, // 30: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	31, // 31: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	31, // 32: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	31, // 33: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	31, // 34: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	17, // 35: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	18, // 36: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	19, // 37: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	23, // 38: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	20, // 39: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	21, // 40: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	22, // 41: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	35, // 42: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	25, // 43: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	37, // 44: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	31, // 45: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	31, // 46: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	35, // 47: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	41, // 48: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	4,  // 4: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
+	5,  // 5: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
+	35, // 6: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	36, // 7: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	32, // 8: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	34, // 9: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	33, // 10: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	34, // 11: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	8,  // 12: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	9,  // 13: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	11, // 14: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	10, // 15: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	34, // 16: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	13, // 17: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	14, // 18: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	37, // 19: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	38, // 20: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	39, // 21: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	34, // 22: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	34, // 23: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	34, // 24: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	34, // 25: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	40, // 26: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	34, // 27: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	34, // 28: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	41, // 29: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	34, // 30: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	34, // 31: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	37, // 32: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	42, // 33: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	43, // 34: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	34, // 35: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	34, // 36: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	34, // 37: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	34, // 38: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	20, // 39: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	21, // 40: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	22, // 41: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	26, // 42: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	23, // 43: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	24, // 44: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	25, // 45: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	38, // 46: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	28, // 47: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	40, // 48: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	34, // 49: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	34, // 50: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	38, // 51: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	44, // 52: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	53, // [53:53] is the sub-list for method output_type
+	53, // [53:53] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3012,17 +3205,20 @@ func file_commands_v1_commands_proto_init() {
 		(*SandboxCommand_Create)(nil),
 		(*SandboxCommand_Destroy)(nil),
 		(*SandboxCommand_Extend)(nil),
+		(*SandboxCommand_Stop)(nil),
+		(*SandboxCommand_Start)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[5].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[7].OneofWrappers = []any{
 		(*WorkerCommand_Materialise)(nil),
 		(*WorkerCommand_Teardown)(nil),
 		(*WorkerCommand_DeleteWorkspace)(nil),
+		(*WorkerCommand_Halt)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[9].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[12].OneofWrappers = []any{
 		(*ExecCommand_Start)(nil),
 		(*ExecCommand_Cancel)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[16].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[19].OneofWrappers = []any{
 		(*FileCall_Read)(nil),
 		(*FileCall_Write)(nil),
 		(*FileCall_List)(nil),
@@ -3037,7 +3233,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -528,7 +528,8 @@ func (x *SandboxScheduled) GetPlacement() *Placement {
 	return nil
 }
 
-// SandboxStarting: the worker began to materialise it. Again with the same attempt: what that start waits for has changed.
+// SandboxStarting: the worker began to materialise it, or a start of a stopped one was accepted. Again with the same attempt: what that
+// start waits for has changed.
 type SandboxStarting struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Worker  string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
@@ -893,6 +894,7 @@ func (x *SandboxFailed) GetUptimeMs() uint64 {
 	return 0
 }
 
+// SandboxStopping: somebody asked for the end of its processes. What is on its disks stays.
 type SandboxStopping struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -929,10 +931,14 @@ func (*SandboxStopping) Descriptor() ([]byte, []int) {
 	return file_events_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
+// SandboxStopped: nothing of it runs any more, and what is on its disks is kept.
 type SandboxStopped struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Usage         *v1.UsageMetrics       `protobuf:"bytes,1,opt,name=usage,proto3" json:"usage,omitempty"`
-	UptimeMs      uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Usage    *v1.UsageMetrics       `protobuf:"bytes,1,opt,name=usage,proto3" json:"usage,omitempty"`
+	UptimeMs uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	// Where it is stopped because a start of it came to nothing: a fault.Reason, and words for people. Both empty otherwise.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,6 +985,20 @@ func (x *SandboxStopped) GetUptimeMs() uint64 {
 		return x.UptimeMs
 	}
 	return 0
+}
+
+func (x *SandboxStopped) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SandboxStopped) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
 }
 
 // SandboxDestroying: its end was decided. reason: requested, expired, failed, orphaned.
@@ -1611,7 +1631,7 @@ type ExecCompleted struct {
 	ExitCode   int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Signal     int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
 	WallTimeUs uint64                 `protobuf:"varint,3,opt,name=wall_time_us,json=wallTimeUs,proto3" json:"wall_time_us,omitempty"`
-	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed
+	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed, sandbox_stopped
 	Reason       string           `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message      string           `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	Usage        *v1.UsageMetrics `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
@@ -3255,10 +3275,12 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x05phase\x18\x03 \x01(\tR\x05phase\x12-\n" +
 	"\x05usage\x18\x04 \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
 	"\tuptime_ms\x18\x05 \x01(\x04R\buptimeMs\"\x11\n" +
-	"\x0fSandboxStopping\"\\\n" +
+	"\x0fSandboxStopping\"\x8e\x01\n" +
 	"\x0eSandboxStopped\x12-\n" +
 	"\x05usage\x18\x01 \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
-	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"+\n" +
+	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"+\n" +
 	"\x11SandboxDestroying\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xc8\x01\n" +
 	"\x10SandboxDestroyed\x12\x16\n" +

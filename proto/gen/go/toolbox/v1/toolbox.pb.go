@@ -1236,7 +1236,7 @@ type End struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	ExitCode int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	Signal   int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
-	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, sandbox_destroyed, sandbox_lost. With sandbox_lost
+	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, sandbox_destroyed, sandbox_stopped, sandbox_lost. With sandbox_lost
 	// there is no exit code.
 	Reason      string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message     string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
@@ -3002,8 +3002,11 @@ func (x *FileEntry) GetLinkTarget() string {
 
 // Shutdown ends every program and the sandbox, and answers when nothing of it is left but the keeper, which ends then.
 type Shutdown struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	GraceMs       uint64                 `protobuf:"varint,1,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	GraceMs uint64                 `protobuf:"varint,1,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
+	// Keep what was written outside of the workspace, in the sandbox's directory. Where that cannot be done nothing is ended but the
+	// programs, and the call fails.
+	KeepRoot      bool `protobuf:"varint,2,opt,name=keep_root,json=keepRoot,proto3" json:"keep_root,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3045,10 +3048,19 @@ func (x *Shutdown) GetGraceMs() uint64 {
 	return 0
 }
 
+func (x *Shutdown) GetKeepRoot() bool {
+	if x != nil {
+		return x.KeepRoot
+	}
+	return false
+}
+
 type ShutdownReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Usage         *v1.UsageMetrics       `protobuf:"bytes,1,opt,name=usage,proto3" json:"usage,omitempty"`
-	UptimeMs      uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Usage    *v1.UsageMetrics       `protobuf:"bytes,1,opt,name=usage,proto3" json:"usage,omitempty"`
+	UptimeMs uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	// Of a call with keep_root: why there is nothing to keep, for people; empty where it is kept.
+	RootLost      string `protobuf:"bytes,3,opt,name=root_lost,json=rootLost,proto3" json:"root_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3095,6 +3107,13 @@ func (x *ShutdownReply) GetUptimeMs() uint64 {
 		return x.UptimeMs
 	}
 	return 0
+}
+
+func (x *ShutdownReply) GetRootLost() string {
+	if x != nil {
+		return x.RootLost
+	}
+	return ""
 }
 
 var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
@@ -3328,12 +3347,14 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12\x1f\n" +
 	"\vlink_target\x18\x06 \x01(\tR\n" +
-	"linkTarget\"%\n" +
+	"linkTarget\"B\n" +
 	"\bShutdown\x12\x19\n" +
-	"\bgrace_ms\x18\x01 \x01(\x04R\agraceMs\"[\n" +
+	"\bgrace_ms\x18\x01 \x01(\x04R\agraceMs\x12\x1b\n" +
+	"\tkeep_root\x18\x02 \x01(\bR\bkeepRoot\"x\n" +
 	"\rShutdownReply\x12-\n" +
 	"\x05usage\x18\x01 \x01(\v2\x17.common.v1.UsageMetricsR\x05usage\x12\x1b\n" +
-	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMsBBZ@github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1;toolboxv1b\x06proto3"
+	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12\x1b\n" +
+	"\troot_lost\x18\x03 \x01(\tR\brootLostBBZ@github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1;toolboxv1b\x06proto3"
 
 var (
 	file_toolbox_v1_toolbox_proto_rawDescOnce sync.Once
