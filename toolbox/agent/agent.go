@@ -168,6 +168,9 @@ func (a *Agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1
 
 // Shutdown implements server.Handler. A call behind one that worked has the same answer; behind one that failed it tries again.
 func (a *Agent) Shutdown(_ context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
+	if r.GetKeepRoot() {
+		return nil, wire.NewError("failed_precondition", "not_implemented", "an agent cannot keep the root of its pod")
+	}
 	a.shutdown.Lock()
 	defer a.shutdown.Unlock()
 	if a.final == nil {

@@ -126,17 +126,26 @@ func (b *sandbox) start(ctx context.Context) error {
 	if err := writeBundle(b.spec, b.desk); err != nil {
 		return err
 	}
+	root, err := b.openRoot()
+	if err != nil {
+		return err
+	}
 	b.phase("prepare")
 	if err := b.run(ctx); err != nil {
+		closeAll(root)
 		return err
 	}
 	b.phase("runsc")
 	until, _ := ctx.Deadline()
 	go b.awaitInit(until)
 	if err := b.takeControl(ctx); err != nil {
+		closeAll(root)
 		return fmt.Errorf("first exec: %w", err)
 	}
 	b.phase("probe")
+	if len(root) > 0 {
+		go b.emptyRoot(root)
+	}
 	if b.group.Real() {
 		return b.group.Limit(b.limits())
 	}
@@ -246,7 +255,8 @@ func (b *sandbox) run(ctx context.Context) error {
 	defer closeAll(stdio[:])
 	args := append(b.flags(b.inner("runsc.log")), "--platform", "systrap", "--network", "none", "--host-uds", "none",
 		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", b.path("overlay"), b.overlayBytes()),
-		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"), b.spec.RuntimeID)
+		"run", "-detach", "-bundle", b.inner("bundle"), "-pid-file", b.inner("sentry.pid"))
+	args = append(append(args, b.putBack()...), b.spec.RuntimeID)
 	cmd := exec.CommandContext(ctx, b.spec.Runsc, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdio[0], stdio[1], stdio[2]

@@ -25,6 +25,7 @@ const (
 	reasonStartFailed = task.StartFailed
 	reasonOOM         = task.OOMKilled
 	reasonDestroyed   = task.Destroyed
+	reasonStopped     = task.Stopped
 	reasonLost        = task.Lost
 )
 
@@ -132,8 +133,8 @@ func (k *Keeper) follow(p *program) {
 			end.Reason = reasonOOM
 			end.Message = "the sandbox ran out of memory and ended"
 		}
-		if k.lost() == reasonDestroyed {
-			end.Reason, end.Message = reasonDestroyed, ""
+		if why := k.lost(); why == reasonDestroyed || why == reasonStopped {
+			end.Reason, end.Message = why, ""
 		}
 		k.settle(p, end)
 		return

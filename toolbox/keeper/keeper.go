@@ -66,7 +66,9 @@ type Keeper struct {
 	tidy *time.Timer
 	// idle closes when, after shutting was set, no exec runs.
 	shutting bool
-	idle     chan struct{}
+	// over is why programs are ended once shutting is set.
+	over string
+	idle chan struct{}
 	// final is the answer of a Shutdown that left nothing. One runs at a time.
 	shutdown sync.Mutex
 	final    *toolboxv1.ShutdownReply
@@ -235,7 +237,7 @@ func (k *Keeper) lost() string {
 
 func (k *Keeper) lostLocked() string {
 	if k.shutting {
-		return reasonDestroyed
+		return k.over
 	}
 	select {
 	case <-k.box.up:
@@ -303,7 +305,7 @@ func (k *Keeper) Shutdown(_ context.Context, r *toolboxv1.Shutdown) (*toolboxv1.
 	k.shutdown.Lock()
 	defer k.shutdown.Unlock()
 	if k.final == nil {
-		reply, err := k.end(task.Grace(r.GetGraceMs()))
+		reply, err := k.end(task.Grace(r.GetGraceMs()), r.GetKeepRoot())
 		if err != nil {
 			return nil, fmt.Errorf("shut down: %w", err)
 		}
@@ -313,12 +315,17 @@ func (k *Keeper) Shutdown(_ context.Context, r *toolboxv1.Shutdown) (*toolboxv1.
 	return k.final, nil
 }
 
-// end stops every program, the sandbox, and removes what was made for it.
-func (k *Keeper) end(grace time.Duration) (*toolboxv1.ShutdownReply, error) {
+// end stops every program, the sandbox, and removes what was made for it. With keep it first leaves the root in the sandbox's directory;
+// where that fails the sandbox goes on without programs.
+func (k *Keeper) end(grace time.Duration, keep bool) (*toolboxv1.ShutdownReply, error) {
 	k.mu.Lock()
-	alive := k.lostLocked() == ""
+	lost := k.lostLocked()
+	alive := lost == "" || lost == reasonStopped
 	if !k.shutting {
-		k.shutting = true
+		k.shutting, k.over = true, reasonDestroyed
+		if keep {
+			k.over = reasonStopped
+		}
 		if k.running == 0 {
 			close(k.idle)
 		}
@@ -327,8 +334,15 @@ func (k *Keeper) end(grace time.Duration) (*toolboxv1.ShutdownReply, error) {
 	if alive {
 		k.stopPrograms(grace)
 	}
+	rootLost := ""
+	if keep {
+		var err error
+		if rootLost, err = k.keepRoot(alive); err != nil {
+			return nil, err
+		}
+	}
 	usage, _ := k.meter.usage()
-	reply := &toolboxv1.ShutdownReply{Usage: usage, UptimeMs: uint64(time.Since(k.since()).Milliseconds())}
+	reply := &toolboxv1.ShutdownReply{Usage: usage, UptimeMs: uint64(time.Since(k.since()).Milliseconds()), RootLost: rootLost}
 	if k.files != nil {
 		k.files.Close()
 	}
@@ -348,7 +362,7 @@ func (k *Keeper) stopPrograms(grace time.Duration) {
 	for _, p := range k.execs {
 		p.mu.Lock()
 		if p.reason == "" {
-			p.reason, p.ending = reasonDestroyed, make(chan struct{})
+			p.reason, p.ending = k.over, make(chan struct{})
 			close(p.ending)
 		}
 		p.mu.Unlock()
@@ -375,7 +389,7 @@ func (k *Keeper) stopPrograms(grace time.Duration) {
 // close removes what an end leaves for those that still read output: the spools, the socket and the pid.
 func (k *Keeper) close() error {
 	if k.final == nil {
-		if _, err := k.end(0); err != nil {
+		if _, err := k.end(0, false); err != nil {
 			return err
 		}
 	}

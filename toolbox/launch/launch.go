@@ -6,6 +6,10 @@ package launch
 // what was written last is lost.
 const WorkspaceFailed = "workspace_failed"
 
+// KeptRoot is the directory below Spec.Dir in which a keeper leaves what was written outside of the workspace, when it is shut down with
+// keep_root. It is there whole or not at all.
+const KeptRoot = "root.kept"
+
 // Spec describes one sandbox. It holds the values of environment variables: it is never written to a file or a log.
 type Spec struct {
 	SandboxID string `json:"sandbox_id"`
@@ -20,6 +24,9 @@ type Spec struct {
 	// Rootfs is the unpacked image, shared and read only; writes go to an overlay below Dir of at most OverlayBytes.
 	Rootfs       string `json:"rootfs"`
 	OverlayBytes uint64 `json:"overlay_bytes"`
+	// Root is a KeptRoot of an earlier run on the same image, which the sandbox starts with; empty: none. What is in it is emptied once it
+	// was read.
+	Root string `json:"root,omitempty"`
 	// Workspace is the ext4 image file of the workspace. The keeper mounts it in a mount namespace of its own (nosuid, nodev),
 	// so that the mount goes when the keeper and the sandbox are gone. MountPath is where the guest sees it.
 	// Rootless: it is a directory instead, and only watched not to hold more than WorkspaceBytes.

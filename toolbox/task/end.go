@@ -21,6 +21,7 @@ const (
 	StartFailed = "start_failed"
 	OOMKilled   = "oom_killed"
 	Destroyed   = "sandbox_destroyed"
+	Stopped     = "sandbox_stopped"
 	Lost        = "sandbox_lost"
 )
 

@@ -31,6 +31,9 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 	}
 	defer unlock()
 	if created, found, err := d.running(ctx, spec); found || err != nil {
+		if found && spec.Resume {
+			err = errors.Join(err, d.putBack(spec.ID))
+		}
 		return created, err
 	}
 	if _, err := os.Lstat(d.dir(spec.ID)); !errors.Is(err, fs.ErrNotExist) {
@@ -39,8 +42,11 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 		}
 	}
 	begin := time.Now()
-	img, err := d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+	img, err := d.image(ctx, spec)
 	if err != nil {
+		return runtime.Created{}, err
+	}
+	if err := d.takeNote(spec); err != nil {
 		return runtime.Created{}, err
 	}
 	imageTook := time.Since(begin)
@@ -54,13 +60,41 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 	created := runtime.Created{RuntimeID: runtimeID(spec.ID), ImageDigest: img.Digest}
 	created.Phases = []runtime.Phase{{Name: "image", Took: imageTook}, {Name: "workspace_file", Took: time.Since(begin) - imageTook}}
 	p := d.at(spec.ID)
-	result, err := d.start(ctx, p, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}, d.spec(p, spec, img, space), func() error { return nil })
+	start := d.spec(p, spec, img, space)
+	if spec.Resume {
+		start.Root = filepath.Join(d.kept(spec.ID), rootDir)
+	}
+	result, err := d.start(ctx, p, record{Tenant: spec.Tenant, ImageDigest: img.Digest, CreatedAt: time.Now().UTC()}, start, func() error { return nil })
 	if err != nil {
 		d.undo(ctx, p, spec.ID)
 		return runtime.Created{}, err
 	}
+	if spec.Resume {
+		if err := d.putBack(spec.ID); err != nil {
+			return runtime.Created{}, err
+		}
+	}
 	created.Phases = append(created.Phases, phases(result)...)
 	return created, nil
+}
+
+// image is that of a sandbox: of one that was stopped the very one that it was made from, since what it changed there is kept as changes.
+func (d *Driver) image(ctx context.Context, spec runtime.Spec) (image.Image, error) {
+	if !spec.Resume {
+		return d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+	}
+	was, stopped := d.stopped(spec.ID)
+	if !stopped {
+		return image.Image{}, fault.New(fault.FailedPrecondition, fault.ReasonSandboxLost, "what was kept of the sandbox's root is gone; its workspace is kept")
+	}
+	if img, ok := d.o.Images.ByDigest(was.ImageDigest); ok {
+		return img, nil
+	}
+	img, err := d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+	if err == nil && img.Digest != was.ImageDigest {
+		err = fault.Newf(fault.FailedPrecondition, fault.ReasonImageInvalid, "the image %s that the sandbox was made from is no longer to be had", was.ImageDigest)
+	}
+	return img, err
 }
 
 // undo removes what a failed start has made. The caller's time may be over; what was started is removed all the same.

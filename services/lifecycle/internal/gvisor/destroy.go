@@ -35,8 +35,8 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 	}
 	defer unlock()
 	if _, err := os.Lstat(d.dir(id)); errors.Is(err, fs.ErrNotExist) {
-		// The directory is made before anything else and removed after everything else.
-		return runtime.Usage{}, nil
+		// The directory is made before anything else and removed after everything else, but for what is kept of a stopped one.
+		return runtime.Usage{}, d.forgetKept(id)
 	}
 	p := d.at(id)
 	held := hold(keepers(p.mark))
@@ -45,17 +45,25 @@ func (d *Driver) Destroy(ctx context.Context, id string) (runtime.Usage, error) 
 	if !graceful {
 		usage = d.lastUsage(id)
 	}
-	if err := d.remove(ctx, p); err != nil {
+	if err := d.end(ctx, p, held); err != nil {
 		return runtime.Usage{}, err
 	}
-	// A keeper that is ending by itself cannot be told by its environment any more, but by its descriptor.
+	return usage, d.forgetKept(id)
+}
+
+// end removes what runs at a place and its directory, and waits for the keepers that were held there before: one that is ending by itself
+// cannot be told by its environment any more, but by its descriptor.
+func (d *Driver) end(ctx context.Context, p place, held []int) error {
+	if err := d.remove(ctx, p); err != nil {
+		return err
+	}
 	for _, fd := range held {
 		if err := waitPidfd(ctx, fd); err != nil {
-			return runtime.Usage{}, runtimeFault("the sandbox's keeper does not end", err)
+			return runtimeFault("the sandbox's keeper does not end", err)
 		}
 	}
 	d.reap(p.mark)
-	return usage, nil
+	return nil
 }
 
 func (d *Driver) shutdown(ctx context.Context, id string) (runtime.Usage, bool) {

@@ -56,6 +56,9 @@ type Options struct {
 	// ShutdownTimeout bounds the wait for a keeper to end its sandbox before it is ended by force; default 20 s, which is above
 	// what a keeper takes to kill and unmount everything.
 	ShutdownTimeout time.Duration
+	// StopTimeout bounds the wait for a keeper to end its sandbox and keep its root, which may be as large as OverlayBytes; default 2 min.
+	// Over it the keeper goes on, and the next call finds what it left.
+	StopTimeout time.Duration
 	// Cgroup is the group, below the one of this process, that holds the sandboxes' groups; by default DefaultCgroup.
 	Cgroup string
 	// Control is launch.Spec.Control: how programs are run.
@@ -108,12 +111,13 @@ func New(o Options) (*Driver, error) {
 	o.SpoolBytes = or(o.SpoolBytes, 4<<20)
 	o.StartTimeout = or(o.StartTimeout, 45*time.Second)
 	o.ShutdownTimeout = or(o.ShutdownTimeout, 20*time.Second)
+	o.StopTimeout = or(o.StopTimeout, 2*time.Minute)
 	o.UID, o.GID = or(o.UID, DefaultUID), or(o.GID, DefaultUID)
 	o.Cgroup = or(o.Cgroup, DefaultCgroup)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	for _, sub := range []string{"sandboxes", "locks"} {
+	for _, sub := range []string{"sandboxes", "locks", keptDir} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("open the gVisor driver: %w", err)
 		}
@@ -183,8 +187,10 @@ func (d *Driver) DeleteWorkspace(ctx context.Context, id string) error {
 		return err
 	}
 	defer unlock()
-	if _, err := os.Lstat(d.dir(id)); err == nil {
-		return fault.New(fault.Conflict, fault.ReasonIllegalState, "the sandbox of this workspace still exists: destroy it first")
+	for _, of := range []string{d.dir(id), d.kept(id)} {
+		if _, err := os.Lstat(of); err == nil {
+			return fault.New(fault.Conflict, fault.ReasonIllegalState, "the sandbox of this workspace still exists: destroy it first")
+		}
 	}
 	return d.o.Workspaces.Delete(id)
 }
@@ -199,7 +205,7 @@ func (d *Driver) Inspect(ctx context.Context, id string) (runtime.Status, error)
 	}
 	st := runtime.Status{ID: id}
 	if _, err := os.Lstat(d.dir(id)); errors.Is(err, fs.ErrNotExist) {
-		return st, nil
+		return d.stoppedStatus(id), nil
 	}
 	st.Exists = true
 	rec, _ := readRecord(d.dir(id))
@@ -257,7 +263,11 @@ func (d *Driver) List(ctx context.Context) ([]runtime.Status, error) {
 	if err := g.Wait(); err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	return slices.DeleteFunc(all, func(st runtime.Status) bool { return !st.Exists }), nil
+	stopped, err := d.keptOnly()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(append(all, stopped...), func(st runtime.Status) bool { return !st.Exists }), nil
 }
 
 // Dial connects to the keeper's socket.

@@ -29,7 +29,7 @@ const nobody = 65534
 // TestRootless runs the tests that say what a driver has to do as a user without any right on this host.
 func TestRootless(t *testing.T) {
 	runAsUser(t, nil, "TestContract", "TestKilledProcesses", "TestHungKeeper", "TestKilledLifecycle", "TestRestart", "TestNoSecretOnDisk", "TestLongState",
-		"TestLimits", "TestLimitsInTheBackground", "TestOnlyItsProcesses")
+		"TestLimits", "TestLimitsInTheBackground", "TestOnlyItsProcesses", "TestStopContract")
 }
 
 // TestRootlessPool: the same of warm sandboxes.

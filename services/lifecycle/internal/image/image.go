@@ -237,11 +237,11 @@ func (s *Store) pointed(ref string) (Image, bool) {
 	if err := readJSON(filepath.Join(s.o.Dir, "refs", keyOf(ref)), &to); err != nil {
 		return Image{}, false
 	}
-	return s.byDigest(to.Digest)
+	return s.ByDigest(to.Digest)
 }
 
-// byDigest finds an unpacked image. One that was unpacked for other owners does not count.
-func (s *Store) byDigest(digest string) (Image, bool) {
+// ByDigest finds an unpacked image by the digest of its manifest. One that was unpacked for other owners does not count.
+func (s *Store) ByDigest(digest string) (Image, bool) {
 	var img Image
 	hex, ok := strings.CutPrefix(digest, "sha256:")
 	if !ok || strings.ContainsAny(hex, "/.") || readJSON(s.metaPath(hex), &img) != nil || img.Base != s.o.HostIDBase {
@@ -291,7 +291,7 @@ func (s *Store) List() ([]Stored, error) {
 	}
 	var all []Stored
 	for _, e := range entries {
-		img, ok := s.byDigest("sha256:" + e.Name())
+		img, ok := s.ByDigest("sha256:" + e.Name())
 		if !ok {
 			continue
 		}

@@ -43,7 +43,7 @@ func (s *Store) unpack(ctx context.Context, src v1.Image, p prepare.Progress) (I
 		return Image{}, err
 	}
 	defer release()
-	if img, ok := s.byDigest(digest.String()); ok {
+	if img, ok := s.ByDigest(digest.String()); ok {
 		return img, nil
 	}
 	img, err := describe(src)
