@@ -203,10 +203,12 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	}); err != nil {
 		return err
 	}
+	_, stops := driver.(runtime.Stopper)
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
 			Worker: cfg.Worker, Driver: cfg.DriverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
 			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
+			Stops:        stops,
 		},
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
 	}

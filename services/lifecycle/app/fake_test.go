@@ -30,6 +30,9 @@ type host struct {
 	silent map[string]bool
 	// stats runs before usage is told; an error is the answer.
 	stats func(ctx context.Context) error
+	// roots are what is kept of stopped sandboxes, notes what they were made with.
+	roots map[string]string
+	notes map[string][]byte
 	// told are called with each change that a test tells.
 	told []func(id string)
 }
@@ -39,10 +42,12 @@ type box struct {
 	whole  bool
 	dead   bool
 	reason fault.Reason
+	// root is what its programs wrote outside of the workspace.
+	root string
 }
 
 func newHost() *host {
-	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, kept: map[string]time.Time{}, made: map[string]int{}, silent: map[string]bool{}}
+	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, kept: map[string]time.Time{}, made: map[string]int{}, silent: map[string]bool{}, roots: map[string]string{}, notes: map[string][]byte{}}
 }
 
 func (h *host) with(f func(*host)) {
@@ -92,14 +97,26 @@ func (d *driver) Create(ctx context.Context, s runtime.Spec) (runtime.Created, e
 	}
 	h := d.host
 	var hook func(context.Context, string) error
+	var lost error
 	h.with(func(h *host) {
 		hook = h.create
+		root, kept := h.roots[s.ID]
+		if s.Resume && !kept && h.boxes[s.ID] == nil {
+			lost = fault.New(fault.FailedPrecondition, fault.ReasonSandboxLost, "its root is gone")
+			return
+		}
 		if h.boxes[s.ID] == nil {
-			h.boxes[s.ID] = &box{spec: s}
+			h.boxes[s.ID] = &box{spec: s, root: root}
 			h.made[s.ID]++
 		}
 		h.disks[s.ID] = true
+		if len(s.Note) > 0 {
+			h.notes[s.ID] = s.Note
+		}
 	})
+	if lost != nil {
+		return runtime.Created{}, lost
+	}
 	if err := d.at("half created"); err != nil {
 		return runtime.Created{}, err
 	}
@@ -108,7 +125,10 @@ func (d *driver) Create(ctx context.Context, s runtime.Spec) (runtime.Created, e
 			return runtime.Created{}, err
 		}
 	}
-	h.with(func(h *host) { h.boxes[s.ID].whole = true })
+	h.with(func(h *host) {
+		h.boxes[s.ID].whole = true
+		delete(h.roots, s.ID)
+	})
 	if err := d.at("created"); err != nil {
 		return runtime.Created{}, err
 	}
@@ -134,11 +154,42 @@ func (d *driver) Destroy(_ context.Context, id string) (runtime.Usage, error) {
 			used.CPUMillis = 42
 		}
 		delete(h.boxes, id)
+		delete(h.roots, id)
+		delete(h.notes, id)
 	})
 	if err != nil {
 		return runtime.Usage{}, err
 	}
 	return used, d.at("destroyed")
+}
+
+// Stop implements runtime.Stopper.
+func (d *driver) Stop(_ context.Context, id string) (runtime.Usage, error) {
+	if err := d.at("before stop"); err != nil {
+		return runtime.Usage{}, err
+	}
+	var err error
+	d.host.with(func(h *host) {
+		b := h.boxes[id]
+		_, kept := h.roots[id]
+		switch {
+		case b != nil && b.whole && !b.dead:
+			h.roots[id] = b.root
+		case !kept:
+			err = fault.New(fault.FailedPrecondition, fault.ReasonSandboxLost, "it ended before its root was kept")
+		}
+	})
+	if err := errors.Join(err, d.at("half stopped")); err != nil {
+		return runtime.Usage{}, err
+	}
+	d.host.with(func(h *host) { delete(h.boxes, id) })
+	return runtime.Usage{CPUMillis: 42}, d.at("stopped")
+}
+
+// Note implements runtime.Stopper.
+func (d *driver) Note(_ context.Context, id string) (note []byte, err error) {
+	d.host.with(func(h *host) { note = h.notes[id] })
+	return note, nil
 }
 
 func (d *driver) DeleteWorkspace(_ context.Context, id string) error {
@@ -187,6 +238,11 @@ func (d *driver) List(context.Context) ([]runtime.Status, error) {
 		st := d.status(id, b)
 		st.Alive = st.Alive && !d.host.silent[id]
 		all = append(all, st)
+	}
+	for id := range d.host.roots {
+		if d.host.boxes[id] == nil {
+			all = append(all, runtime.Status{ID: id, Tenant: tenant, Exists: true, Stopped: true})
+		}
 	}
 	return all, nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/natstest"
+	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/seal"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -52,6 +53,8 @@ type world struct {
 	ahead atomic.Int64
 	// find is asked before the log is asked whose an id is.
 	find func(ctx context.Context, filter string) error
+	// plain: the driver has nothing but what every driver has.
+	plain bool
 	// logged is everything that any process logged.
 	logged logged
 }
@@ -140,7 +143,7 @@ func (w *world) measured(point string, change ...func(*app.Config)) (*process, *
 	reg := prometheus.NewPedanticRegistry()
 	a, err := app.New(ctx, cfg, app.Deps{
 		NC: nc, Log: slog.New(slog.NewTextHandler(&w.logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Registry: reg,
-		Driver: &driver{host: w.host, at: p.at}, Events: &mortal{Log: jslog.New(js), p: p}, Now: w.now,
+		Driver: w.driver(p), Events: &mortal{Log: jslog.New(js), p: p}, Now: w.now,
 	})
 	require.NoError(w.t, err)
 	w.hasten()
@@ -151,6 +154,14 @@ func (w *world) measured(point string, change ...func(*app.Config)) (*process, *
 	}()
 	w.t.Cleanup(p.kill)
 	return p, reg
+}
+
+func (w *world) driver(p *process) runtime.Driver {
+	d := &driver{host: w.host, at: p.at}
+	if w.plain {
+		return struct{ runtime.Driver }{d}
+	}
+	return d
 }
 
 // hasten lets the server deliver again after 200 ms what a killed process held; in operation it is half a minute.

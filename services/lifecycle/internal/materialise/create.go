@@ -44,14 +44,14 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 	switch {
 	case !s.Exists():
 		return worker.Poison(fault.New(fault.NotFound, fault.ReasonSandboxNotFound, "the sandbox was never requested"))
-	case s.State == sandbox.Ready:
+	case s.State == sandbox.Ready, s.State == sandbox.Stopping, s.State == sandbox.Stopped:
 		return nil
 	case s.State == sandbox.Failed:
 		return r.Clear(ctx, s)
 	case s.Ending():
 		return r.teardown(ctx, s, m)
 	}
-	late := s.CreatedAt.Add(r.cfg.StartDeadline)
+	late := s.OrderedAt.Add(r.cfg.StartDeadline)
 	if !r.now().Before(late) {
 		if s.State == sandbox.Starting {
 			return r.FailLate(ctx, s, m)
@@ -59,7 +59,7 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 		return r.Fail(ctx, s, m, fault.ReasonStartDeadline, "starting", fmt.Sprintf("it was not started within %s", r.cfg.StartDeadline))
 	}
 	s, err := r.record(ctx, s, "starting", m, func(s sandbox.Sandbox, _ time.Time) sandbox.Command {
-		if s.Ending() {
+		if s.Ending() || s.State == sandbox.Stopping || s.State == sandbox.Stopped {
 			return nil
 		}
 		return sandbox.Start{Worker: r.cfg.Name, Attempt: uint32(max(attempt, 1))} //nolint:gosec // attempts are few
@@ -70,11 +70,16 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 	if s.State != sandbox.Starting {
 		return r.materialise(ctx, s, m, sealedEnv, attempt)
 	}
+	if sealedEnv, err = r.note(ctx, s, sealedEnv); err != nil {
+		return err
+	}
 	env, err := r.open(s.ID, sealedEnv)
 	if err != nil {
 		return r.fail(ctx, s, m, "environment", err)
 	}
-	created, waits, err := r.start(ctx, s, m, env, late)
+	wanted := spec(s, env)
+	wanted.Note, wanted.Resume = sealedEnv, s.Restarting()
+	created, waits, err := r.start(ctx, s, m, wanted, late)
 	if err != nil {
 		return r.unstarted(ctx, s, m, err, waits, attempt)
 	}
@@ -91,7 +96,7 @@ func (r *Role) materialise(ctx context.Context, s sandbox.Sandbox, m history.Met
 		return err
 	}
 	if s.State == sandbox.Ready {
-		r.log.Info("sandbox ready", "tenant", s.Tenant, "sandbox", s.ID, "took", s.ReadyAt.Sub(s.CreatedAt))
+		r.log.Info("sandbox ready", "tenant", s.Tenant, "sandbox", s.ID, "took", s.RunningSince.Sub(s.OrderedAt))
 		return nil
 	}
 	return r.materialise(ctx, s, m, sealedEnv, attempt)
@@ -120,7 +125,7 @@ func (r *Role) open(id string, sealed []byte) (map[string]string, error) {
 // start runs the driver until the sandbox answers. It is stopped at once when the sandbox's end is decided or it is too late. waits
 // is what the driver said last that it waits for.
 func (r *Role) start(
-	ctx context.Context, s sandbox.Sandbox, m history.Meta, env map[string]string, late time.Time,
+	ctx context.Context, s sandbox.Sandbox, m history.Meta, wanted runtime.Spec, late time.Time,
 ) (created runtime.Created, waits runtime.Progress, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -133,7 +138,7 @@ func (r *Role) start(
 	}()
 	told := r.report(ctx, s, m)
 	traced, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/sandtrail/sandtrail/services/lifecycle").Start(ctx, "runtime.create")
-	created, err = r.driver.Create(runtime.WithProgress(traced, told.set), spec(s, env))
+	created, err = r.driver.Create(runtime.WithProgress(traced, told.set), wanted)
 	span.End()
 	cause := context.Cause(ctx)
 	cancel(nil)
@@ -226,9 +231,12 @@ func (r *Role) fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, phas
 	return r.Fail(ctx, s, m, reason, phase, f.Message)
 }
 
-// Fail records that the sandbox did not start or ended by itself, then removes what is left of it. Where removing fails the
-// caller tries again.
+// Fail records that the sandbox did not start or ended by itself, then removes what is left of it. One that was stopped before is left so
+// where its start fails. Where removing fails the caller tries again.
 func (r *Role) Fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, reason fault.Reason, phase, message string) error {
+	if s.Restarting() {
+		return r.giveUp(ctx, s, m, reason, message)
+	}
 	var used *runtime.Usage
 	if s.State == sandbox.Ready {
 		look, cancel := context.WithTimeout(ctx, lastLook)
@@ -237,6 +245,12 @@ func (r *Role) Fail(ctx context.Context, s sandbox.Sandbox, m history.Meta, reas
 		}
 		cancel()
 	}
+	return r.failed(ctx, s, m, reason, phase, message, used)
+}
+
+func (r *Role) failed(
+	ctx context.Context, s sandbox.Sandbox, m history.Meta, reason fault.Reason, phase, message string, used *runtime.Usage,
+) error {
 	s, err := r.record(ctx, s, "failed", m, func(_ sandbox.Sandbox, at time.Time) sandbox.Command {
 		c := sandbox.Fail{At: at, Reason: reason, Message: message, Phase: phase}
 		if used != nil {

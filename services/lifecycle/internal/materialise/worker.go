@@ -45,6 +45,8 @@ type Opener interface {
 // Releaser gives back the places of a sandbox of which nothing runs any more.
 type Releaser interface {
 	Release(ctx context.Context, tenant, worker, id string) error
+	// Rest gives back what a sandbox does not take up while it is stopped: all but its disk.
+	Rest(ctx context.Context, tenant, worker, id string) error
 }
 
 // Role handles the commands on cmd.worker.<name>.>.
@@ -93,6 +95,8 @@ func (r *Role) Handle(ctx context.Context, m worker.Message) error {
 	switch c := cmd.GetCommand().(type) {
 	case *commandsv1.WorkerCommand_Materialise:
 		return r.materialise(ctx, s, r.meta(cmd), c.Materialise.GetSealedEnv(), m.Attempt)
+	case *commandsv1.WorkerCommand_Halt:
+		return r.Halt(ctx, s, r.meta(cmd))
 	case *commandsv1.WorkerCommand_Teardown:
 		return r.teardown(ctx, s, r.meta(cmd))
 	case *commandsv1.WorkerCommand_DeleteWorkspace:

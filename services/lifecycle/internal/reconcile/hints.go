@@ -119,7 +119,9 @@ func (r *Reconciler) changed(ctx context.Context, id string) (again bool, err er
 		if st.Alive {
 			return false, nil
 		}
-	case sandbox.Failed, sandbox.Destroying:
+	case sandbox.Failed, sandbox.Destroying, sandbox.Stopping:
+	case sandbox.Stopped:
+		return false, nil
 	default:
 		// It starts, or a view is behind the log.
 		again = true

@@ -104,17 +104,20 @@ func (r *Reconciler) saw(found []runtime.Status) {
 		if st.Alive {
 			l.alive++
 		}
+		if st.Stopped {
+			l.exist--
+		}
 	}
 	r.found.Store(l)
 }
 
-// Sandboxes is how many exist on this worker, as of the last pass.
+// Sandboxes is how many exist on this worker, those that are stopped apart, as of the last pass.
 func (r *Reconciler) Sandboxes() int {
 	exist, _, _ := r.Found()
 	return exist
 }
 
-// Found is how many sandboxes the last pass found on this worker, how many of them live, and when it looked; the time is zero
+// Found is how many sandboxes that are not stopped the last pass found on this worker, how many of them live, and when it looked; the time is zero
 // before the first.
 func (r *Reconciler) Found() (exist, alive int, at time.Time) {
 	l := r.found.Load()
@@ -270,10 +273,12 @@ func (r *Reconciler) settled(v *commandsv1.SandboxView, st runtime.Status, exist
 		return exists && st.Alive && !r.sampleDue(s, now)
 	case s.State == sandbox.Failed:
 		return !exists
-	case s.State == sandbox.Destroying:
+	case s.State == sandbox.Destroying, s.State == sandbox.Stopping:
 		return false
+	case s.State == sandbox.Stopped:
+		return true
 	default:
-		return now.Before(s.CreatedAt.Add(r.cfg.StartDeadline))
+		return now.Before(s.OrderedAt.Add(r.cfg.StartDeadline))
 	}
 }
 
@@ -298,7 +303,9 @@ func (r *Reconciler) known(ctx context.Context, tenant, id string) error {
 		return r.ready(ctx, s, m)
 	case s.State == sandbox.Stopped:
 		return nil
-	case now.Before(s.CreatedAt.Add(r.cfg.StartDeadline)):
+	case s.State == sandbox.Stopping:
+		return r.role.Halt(ctx, s, m)
+	case now.Before(s.OrderedAt.Add(r.cfg.StartDeadline)):
 		return nil
 	}
 	return r.role.FailLate(ctx, s, m)

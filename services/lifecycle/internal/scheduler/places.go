@@ -96,6 +96,11 @@ func (p *Places) Release(ctx context.Context, tenant, worker, id string) error {
 	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Quotas.Free(ctx, tenant, id))
 }
 
+// Rest gives back what a sandbox does not take up while it is stopped: its place, its CPU and its memory.
+func (p *Places) Rest(ctx context.Context, tenant, worker, id string) error {
+	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Quotas.Rest(ctx, tenant, id))
+}
+
 // Undo is Release for one that never came to be.
 func (p *Places) Undo(ctx context.Context, tenant, worker, id string) error {
 	return errors.Join(p.Free(ctx, OfWorker(worker), id), p.Quotas.Undo(ctx, tenant, id))

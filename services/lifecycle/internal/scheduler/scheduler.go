@@ -83,6 +83,10 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 		seq, err = s.destroy(ctx, cmd, c.Destroy.GetReason())
 	case *commandsv1.SandboxCommand_Extend:
 		seq, err = s.extend(ctx, cmd, c.Extend.GetExpiresAt().AsTime())
+	case *commandsv1.SandboxCommand_Stop:
+		seq, err = s.stop(ctx, cmd)
+	case *commandsv1.SandboxCommand_Start:
+		seq, err = s.restart(ctx, cmd)
 	default:
 		return worker.Poison(dlq.UnknownKind())
 	}

@@ -39,7 +39,7 @@ func (s *Scheduler) sweepPlaces(ctx context.Context, live *views.Set) error {
 		}
 		for id, h := range holders {
 			errs = append(errs, s.doubt(ctx, live, claim{
-				what: key, tenant: h.Tenant, sandbox: id, since: h.Since,
+				what: key, tenant: h.Tenant, sandbox: id, since: h.Since, place: true,
 				elsewhere: func(worker string) bool { return strings.HasPrefix(key, "worker.") && OfWorker(worker) != key },
 				free:      func() error { return s.places.Free(ctx, key, id) },
 			}))
@@ -74,6 +74,8 @@ func (s *Scheduler) sweepQuotas(ctx context.Context, live *views.Set) error {
 type claim struct {
 	what, tenant, sandbox string
 	since                 int64
+	// place: it is one of a worker, which a stopped sandbox has not.
+	place bool
 	// elsewhere reports whether that is wrong for a sandbox of a worker; free gives it back.
 	elsewhere func(worker string) bool
 	free      func() error
@@ -81,7 +83,7 @@ type claim struct {
 
 // doubt gives back what a sandbox takes up when the log says that nothing holds it.
 func (s *Scheduler) doubt(ctx context.Context, live *views.Set, c claim) error {
-	if v, ok := live.Get(c.sandbox); ok && v.GetState() != sandbox.Failed {
+	if v, ok := live.Get(c.sandbox); ok && v.GetState() != sandbox.Failed && (!c.place || v.GetState() != sandbox.Stopped) {
 		return nil
 	}
 	sb, err := history.Current(ctx, s.events, c.tenant, c.sandbox)
@@ -90,7 +92,8 @@ func (s *Scheduler) doubt(ctx context.Context, live *views.Set, c claim) error {
 	}
 	old := s.now().Sub(time.Unix(c.since, 0)) > settle
 	failed := sb.State == sandbox.Failed && s.now().Sub(sb.EndedAt) > settle
-	if sb.State != sandbox.Destroyed && !failed && (!sb.Exists() || !c.elsewhere(sb.Worker)) && (sb.Exists() || !old) {
+	resting := c.place && old && sb.State == sandbox.Stopped
+	if sb.State != sandbox.Destroyed && !failed && !resting && (!sb.Exists() || !c.elsewhere(sb.Worker)) && (sb.Exists() || !old) {
 		return nil
 	}
 	s.log.Warn("a place was held by a sandbox that is over", "place", c.what, "sandbox", c.sandbox, "state", sb.State)
@@ -104,7 +107,7 @@ func (s *Scheduler) sweepLive(ctx context.Context, live *views.Set) error {
 		switch v.GetState() {
 		case sandbox.Requested, sandbox.Scheduled:
 			errs = append(errs, s.neverBegun(ctx, v))
-		case sandbox.Failed, sandbox.Destroying:
+		case sandbox.Failed, sandbox.Destroying, sandbox.Stopping:
 			continue
 		}
 		errs = append(errs, s.restore(ctx, taken, v))
@@ -138,19 +141,40 @@ func (g glance) has(ctx context.Context, p *Places, tenant, worker, id string) (
 // restore takes what a sandbox takes up that lives without it, over the limit too: it exists.
 func (s *Scheduler) restore(ctx context.Context, taken glance, v *commandsv1.SandboxView) error {
 	placed, counted, err := taken.has(ctx, s.places, v.GetTenantId(), v.GetWorker(), v.GetSandboxId())
+	resting := v.GetState() == sandbox.Stopped
+	if resting && counted && err == nil {
+		return s.fallAsleep(ctx, v, taken.quotas[v.GetTenantId()][v.GetSandboxId()])
+	}
 	if err != nil || placed && counted {
 		return err
 	}
 	sb, err := history.Load(ctx, s.events, v.GetTenantId(), v.GetSandboxId())
-	if err != nil || !sb.Exists() || sb.Ending() {
+	if err != nil || !sb.Exists() || sb.Ending() || sb.State == sandbox.Stopping {
 		return err
+	}
+	size := sizeOf(sb.Limits, sb.Workspace.GetSizeBytes())
+	if sb.State == sandbox.Stopped {
+		size.CPUMillis, size.MemoryBytes = 0, 0
+		return s.places.Quotas.Restore(ctx, sb.Tenant, sb.ID, size)
 	}
 	if !placed {
 		if err := s.places.Take(ctx, OfWorker(v.GetWorker()), sb.Tenant, sb.ID, MaxPlaces); err != nil {
 			return fmt.Errorf("restore a place of %s: %w", v.GetWorker(), err)
 		}
 	}
-	return s.places.Quotas.Restore(ctx, sb.Tenant, sb.ID, sizeOf(sb.Limits, sb.Workspace.GetSizeBytes()))
+	return s.places.Quotas.Restore(ctx, sb.Tenant, sb.ID, size)
+}
+
+// fallAsleep counts no CPU and no memory of a stopped sandbox that was counted with them for a start that was never recorded.
+func (s *Scheduler) fallAsleep(ctx context.Context, v *commandsv1.SandboxView, h quota.Holder) error {
+	if h.CPU == 0 && h.Memory == 0 || s.now().Sub(time.Unix(h.Since, 0)) <= settle {
+		return nil
+	}
+	sb, err := history.Current(ctx, s.events, v.GetTenantId(), v.GetSandboxId())
+	if err != nil || sb.State != sandbox.Stopped {
+		return err
+	}
+	return s.places.Quotas.RestOf(ctx, sb.Tenant, sb.ID, h)
 }
 
 // neverBegun fails a sandbox whose worker is gone before its start. Where the worker lives it does so itself, because only it
