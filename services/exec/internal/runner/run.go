@@ -302,8 +302,10 @@ func (x *run) ready(ctx context.Context, box subject.Aggregate) (bool, error) {
 		return false, nil
 	case s.State == sandbox.Failed:
 		return true, x.never(ctx, sandbox.ReasonStartFailed, "the sandbox failed: "+s.Message)
-	case s.Ending(), s.State == sandbox.Stopping, s.State == sandbox.Stopped:
+	case s.Ending():
 		return true, x.never(ctx, sandbox.ReasonSandboxDestroyed, "the sandbox was destroyed before the command was started")
+	case s.State == sandbox.Stopping, s.State == sandbox.Stopped:
+		return true, x.never(ctx, sandbox.ReasonSandboxStopped, "the sandbox was stopped before the command was started")
 	case s.State != sandbox.Ready:
 		return false, nil
 	}

@@ -49,8 +49,10 @@ func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, err
 		return false, fault.Newf(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox %s", box.ID)
 	case s.State == sandbox.Failed:
 		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxFailed, "sandbox %s has failed: %s", box.ID, s.Message)
-	case s.Ending(), s.State == sandbox.Stopping, s.State == sandbox.Stopped:
+	case s.Ending():
 		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxDestroyed, "sandbox %s is destroyed", box.ID)
+	case s.State == sandbox.Stopping, s.State == sandbox.Stopped:
+		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxStopped, "sandbox %s is %s; start it first", box.ID, s.State)
 	case s.Worker != "" && s.Worker != r.cfg.Worker:
 		return false, fault.Newf(fault.FailedPrecondition, fault.ReasonWorkerUnavailable,
 			"sandbox %s is on another worker by now; try again", box.ID).WithRetry(time.Second)
@@ -84,6 +86,8 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 			if cmd, err = x.awaitCommand(ctx); err != nil || cmd == nil {
 				return err
 			}
+		case errors.Is(err, errEarlierRun):
+			return x.lose(ctx, fault.ReasonSandboxStopped, stoppedUnseen)
 		case errors.Is(err, errCancelled):
 			return x.never(ctx, sandbox.ReasonCancelled, "cancelled before it was started")
 		case errors.As(err, &refused) && undecided(refused) && busy < busyMost:
@@ -98,6 +102,8 @@ func (x *run) start(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool
 		case errors.As(err, new(*fault.Error)):
 			return x.never(ctx, sandbox.ReasonStartFailed, fault.From(err).Message)
 		default:
+			// Whatever answers next may be another run of the sandbox.
+			fresh = false
 			if over, err := down.check(ctx, err); over || err != nil {
 				return err
 			}
@@ -125,6 +131,8 @@ func (x *run) declined(ctx context.Context, e *client.Error) error {
 		return x.neverWith(ctx, notFound, sandbox.ReasonStartFailed, e.Message)
 	case fault.ReasonSandboxDestroyed:
 		return x.never(ctx, sandbox.ReasonSandboxDestroyed, e.Message)
+	case fault.ReasonSandboxStopped:
+		return x.never(ctx, sandbox.ReasonSandboxStopped, e.Message)
 	default:
 		if undecided(e) {
 			// Should it run after all, nobody would ever hear of it.
@@ -138,7 +146,17 @@ var (
 	// errNoCommand: the program is not started and what it needs is only in its command.
 	errNoCommand = errors.New("the command is needed to start the program")
 	errCancelled = errors.New("cancelled before it was started")
+	// errEarlierRun: the sandbox was stopped and started again behind the exec's start. What runs in it now never had the program.
+	errEarlierRun = errors.New("the sandbox was stopped meanwhile")
 )
+
+const stoppedUnseen = "the sandbox was stopped and the end of the command was not seen"
+
+// earlierRun reports whether an exec was started in a run of its sandbox that is over.
+func (x *run) earlierRun(ctx context.Context) (bool, error) {
+	s, err := x.r.ready.load(ctx, subject.Sandbox(x.agg.Tenant, x.agg.Sandbox))
+	return err == nil && x.state.StartedSeq > 0 && s.ReadySeq > x.state.StartedSeq, err
+}
 
 func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -158,6 +176,9 @@ func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh 
 			}
 			return nil
 		}
+		if over, err := x.earlierRun(ctx); over || err != nil {
+			return orElse(err, errEarlierRun)
+		}
 	}
 	// Also of one that was taken just now: the request may have come in between.
 	if x.state.CancelRequested != "" || x.cancelled.Load() {
@@ -169,6 +190,13 @@ func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh 
 	}
 	_, err = box.Start(ctx, req)
 	return err
+}
+
+func orElse(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
 }
 
 // request is what the toolbox is asked to start: the recorded spec, with what only the command holds.
@@ -252,6 +280,9 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 	}
 	if err == nil && (s.State == sandbox.Failed || !s.Exists()) {
 		return true, x.lose(ctx, fault.ReasonSandboxLost, "the sandbox ended and the end of the command was not seen")
+	}
+	if err == nil && (s.State == sandbox.Stopped || s.ReadySeq > x.state.StartedSeq && x.state.StartedSeq > 0) {
+		return true, x.lose(ctx, fault.ReasonSandboxStopped, stoppedUnseen)
 	}
 	switch err := x.r.hello(ctx, x.agg.Sandbox); {
 	case err == nil:

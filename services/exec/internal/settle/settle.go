@@ -1,4 +1,4 @@
-// Package settle ends the execs of sandboxes that have ended: nobody waits for a command whose sandbox is gone.
+// Package settle ends the execs of sandboxes that have ended or were stopped: nobody waits for a command whose sandbox is gone.
 package settle
 
 import (
@@ -42,6 +42,8 @@ func (s *Settler) Handle(ctx context.Context, e envelope.Recorded) error {
 		reason, message = fault.ReasonSandboxDestroyed, "the sandbox was destroyed and the end of the command was not seen"
 	case *eventsv1.SandboxFailed:
 		reason, message = fault.ReasonSandboxLost, "the sandbox ended and the end of the command was not seen"
+	case *eventsv1.SandboxStopped:
+		reason, message = fault.ReasonSandboxStopped, "the sandbox was stopped and the end of the command was not seen"
 	default:
 		return nil
 	}
@@ -54,11 +56,30 @@ func (s *Settler) Handle(ctx context.Context, e envelope.Recorded) error {
 		return err
 	}
 	for _, agg := range open {
+		if reason == fault.ReasonSandboxStopped {
+			later, err := s.later(ctx, agg, e.Seq)
+			if err != nil {
+				return err
+			}
+			if later {
+				continue
+			}
+		}
 		if err := s.settle(ctx, agg, e, reason, message); err != nil {
 			return fmt.Errorf("settle exec %s: %w", agg.ID, err)
 		}
 	}
 	return nil
+}
+
+// later reports whether an exec began behind an event: its sandbox was started again.
+func (s *Settler) later(ctx context.Context, agg subject.Aggregate, seq uint64) (bool, error) {
+	h, err := eventlog.Current(ctx, s.Log, agg)
+	if err != nil {
+		return false, err
+	}
+	x, err := sandbox.FoldExec(h)
+	return x.FirstSeq > seq, err
 }
 
 // open gives the execs that are still open after the grace.
@@ -116,7 +137,11 @@ func (s *Settler) settle(ctx context.Context, agg subject.Aggregate, cause envel
 func end(x sandbox.Exec, pos relay.Position, now time.Time, reason fault.Reason, message string) sandbox.ExecCommand {
 	if !x.Started() {
 		why, text := sandbox.ReasonSandboxDestroyed, "the sandbox was destroyed before the command was started"
-		if reason != fault.ReasonSandboxDestroyed {
+		switch reason {
+		case fault.ReasonSandboxDestroyed:
+		case fault.ReasonSandboxStopped:
+			why, text = sandbox.ReasonSandboxStopped, "the sandbox was stopped before the command was started"
+		default:
 			why, text = sandbox.ReasonStartFailed, "the sandbox failed before the command was started"
 		}
 		return sandbox.CompleteExec{Completed: &eventsv1.ExecCompleted{

@@ -99,6 +99,27 @@ func TestEndOfASandboxSettlesEveryOpenExec(t *testing.T) {
 	require.Less(t, time.Since(began), f.s.Grace)
 }
 
+func TestAStopSettlesTheExecsBeforeItAndNoneOfALaterRun(t *testing.T) {
+	f := start(t)
+	running := f.running()
+	id, cmd := ids.New(), ids.New()
+	waiting := f.append(id, cmd, sandbox.RequestExec{
+		CommandID: cmd, SandboxID: f.box, ExecID: id, Spec: &eventsv1.ExecSpec{Command: "x"}, RequestedAt: time.Now(),
+	})
+	stopped := f.state(waiting).LastSeq + 1
+	_, err := f.log.Append(t.Context(), subject.Sandbox("acme", ids.New()), eventlog.Tail{}, envelope.Event{
+		Meta: envelope.Meta{ID: ids.New(), Tenant: "acme", Time: time.Now()}, Body: &eventsv1.SandboxStopping{},
+	})
+	require.NoError(t, err)
+	later := f.running()
+	require.NoError(t, f.s.Handle(t.Context(), envelope.Recorded{
+		Subject: subject.Sandbox("acme", f.box).Subject(), Seq: stopped, Body: &eventsv1.SandboxStopped{},
+	}))
+	require.Equal(t, "sandbox_stopped", f.state(running).Lost.GetReason())
+	require.Equal(t, sandbox.ReasonSandboxStopped, f.state(waiting).Completed.GetReason())
+	require.Equal(t, sandbox.ExecRunning, f.state(later).State, "the sandbox was started again before it")
+}
+
 func TestFailedSandboxLosesItsExecs(t *testing.T) {
 	f := start(t)
 	running := f.running()

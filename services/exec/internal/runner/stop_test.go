@@ -1,0 +1,81 @@
+package runner
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sandtrail/sandtrail/libs/sandbox"
+)
+
+// stopped has the rig's sandbox stopped, and again starts it again, as lifecycle does.
+func (r *rig) stopped() { r.sandbox(sandbox.Stop{}, sandbox.MarkStopped{At: time.Now()}) }
+func (r *rig) again()   { r.sandbox(sandbox.Restart{At: time.Now()}); r.markReady() }
+
+func TestAStoppedSandboxRefusesExecsUntilItIsStarted(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	k := startKeeper(t, r.state, r.box, hello)
+	r.service(nil)
+	r.exec(spec(), nil).send().wait()
+	k.die()
+	r.stopped()
+	x := r.exec(spec(), nil).send()
+	require.Equal(t, "sandbox_stopped", x.outcome().GetError().GetReason())
+	require.Empty(t, x.history().Events)
+	r.again()
+	startKeeper(t, r.state, r.box, hello)
+	require.Equal(t, sandbox.ExecCompleted, r.exec(spec(), nil).send().wait().State)
+}
+
+func TestAnExecThatWaitsForASandboxThatIsStoppedNeverRan(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.service(nil)
+	x := r.exec(spec(), nil).send()
+	require.Nil(t, x.outcome().GetError())
+	r.sandbox(sandbox.MarkReady{Worker: "w1"}, sandbox.Stop{}, sandbox.MarkStopped{At: time.Now()})
+	s := x.wait()
+	require.False(t, s.Started())
+	require.Equal(t, sandbox.ReasonSandboxStopped, s.Completed.GetReason())
+}
+
+// Its program may have run before the sandbox was stopped: nobody knows, so that it must not run now.
+func TestAnExecOfAnEarlierRunIsNeverStartedInALaterOne(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	x, y := r.exec(spec(), nil), r.exec(spec(), nil)
+	x.fenced()
+	x.send()
+	y.fenced()
+	r.stopped()
+	r.again()
+	k := startKeeper(t, r.state, r.box, hello)
+	r.service(nil)
+	for _, old := range []*exec{x, y} {
+		require.Equal(t, "sandbox_stopped", old.wait().Lost.GetReason())
+		require.Zero(t, k.started(old.agg.ID))
+	}
+	later := r.exec(spec(), nil)
+	later.fenced()
+	later.send()
+	require.Equal(t, sandbox.ExecCompleted, later.wait().State)
+	require.Equal(t, 1, k.started(later.agg.ID))
+}
+
+func TestAnExecThatRunsWhenItsSandboxIsStoppedIsSettled(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	k := startKeeper(t, r.state, r.box, forever)
+	r.service(func(c *Config) { c.ToolboxGrace = time.Minute })
+	x := r.exec(spec(), nil).send()
+	require.Nil(t, x.outcome().GetError())
+	require.Eventually(t, func() bool { return k.started(x.agg.ID) == 1 }, 10*time.Second, time.Millisecond)
+	k.die()
+	r.stopped()
+	require.Equal(t, "sandbox_stopped", x.wait().Lost.GetReason())
+}
