@@ -14,7 +14,10 @@ import (
 // toStopped are the commands up to a sandbox that is stopped at minute 4, having run for two.
 func toStopped() []sandbox.Command {
 	return []sandbox.Command{
-		create(), sandbox.Start{Worker: "w1", Attempt: 1}, sandbox.MarkReady{Worker: "w1"}, sandbox.Stop{},
+		create(),
+		sandbox.Start{Worker: "w1", Attempt: 1},
+		sandbox.MarkReady{Worker: "w1"},
+		sandbox.Stop{},
 		sandbox.MarkStopped{At: minute(4), Usage: cpu(100)},
 	}
 }

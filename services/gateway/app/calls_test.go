@@ -107,7 +107,10 @@ func TestCallsOfNamedSandboxesAreRecorded(t *testing.T) {
 		{"GET", "/sandboxes/demo", "DescribeSandbox", "ok"},
 		{"GET", "/sandboxes/nobody", "DescribeSandbox", "refused"},
 		{"GET", "/sandboxes/demo/logs", "Logs", "ok"},
-		{"POST", "/sandboxes/demo/stop", "Stop", "refused"},
+		{"POST", "/sandboxes/demo/stop", "StopSandbox", "ok"},
+		{"POST", "/sandboxes/nobody/stop", "StopSandbox", "refused"},
+		{"POST", "/sandboxes/demo/start", "StartSandbox", "ok"},
+		{"POST", "/sandboxes/demo/snapshot", "Snapshot", "refused"},
 		{"GET", "/poders", "Poders", "ok"},
 		{"DELETE", "/sandboxes/demo", "DestroySandbox", "ok"},
 	} {

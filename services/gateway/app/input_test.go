@@ -51,6 +51,8 @@ type rules struct {
 var inputs = map[string]rules{
 	"CreateSandbox":   {needed: []string{"image"}},
 	"DestroySandbox":  {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}},
+	"StopSandbox":     {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
+	"StartSandbox":    {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
 	"DescribeSandbox": {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}},
 	"ExecCommand":     {needed: []string{"command", "sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
 	"ReadFile": {

@@ -141,7 +141,7 @@ func TestScopesOfKeys(t *testing.T) {
 		"CreateSandbox": tenant.Create, "DestroySandbox": tenant.Stop, "DescribeSandbox": tenant.Inspect, "ExecCommand": tenant.Execute,
 		"ReadFile": tenant.Files, "WriteFile": tenant.Files, "ListFiles": tenant.Files, "ListSandboxes": tenant.Inspect,
 		"AttachExec": tenant.Execute | tenant.Inspect, "CancelExec": tenant.Execute, "GetExec": tenant.Execute | tenant.Inspect,
-		"WatchEvents": tenant.Inspect, "ListUsage": tenant.Inspect, "GetQuota": tenant.Inspect,
+		"WatchEvents": tenant.Inspect, "ListUsage": tenant.Inspect, "GetQuota": tenant.Inspect, "StopSandbox": tenant.Stop, "StartSandbox": tenant.Stop,
 	}
 	answerUsage(w.world)
 	fields := map[string]string{"image": "python", "command": "true", "path": "f", "sandbox_id": box, "exec_id": id}

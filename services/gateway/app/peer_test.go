@@ -171,6 +171,9 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	if c.GetExtend() != nil {
 		return do(c.GetCommandId(), sandbox.Extend{At: time.Now(), ExpiresAt: c.GetExtend().GetExpiresAt().AsTime()})
 	}
+	if c.GetStop() != nil || c.GetStart() != nil {
+		return p.turn(c, do)
+	}
 	req := c.GetCreate()
 	if name := req.GetName(); name != "" {
 		if err := p.name(c, name, sandbox.ReserveName{Name: name, Sandbox: c.GetSandboxId()}); err != nil {

@@ -279,8 +279,13 @@ func (s *StartBox) Run(e *Env) error { return s.turn(e, s.Timeout, s.Names, "sta
 
 func (r *Remote) turn(e *Env, timeout time.Duration, names []string, how, said string) error {
 	return r.each(e, timeout, names, func(ctx context.Context, api *named.Client, name string) error {
-		if err := api.JSON(ctx, http.MethodPost, named.Box(name, how), nil, nil, &map[string]any{}); err != nil {
+		box := map[string]any{}
+		if err := api.JSON(ctx, http.MethodPost, named.Box(name, how), nil, nil, &box); err != nil {
 			return err
+		}
+		said := said
+		if text(box, "state") == "STOPPING" {
+			said = "is being stopped"
 		}
 		_, err := fmt.Fprintf(e.Stdout, "%s  %s\n", name, said)
 		return err

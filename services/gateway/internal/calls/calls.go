@@ -118,7 +118,7 @@ var actions = map[string]map[string]string{
 	},
 	Named: {
 		"create": "CreateSandbox", "create_on": "CreateSandbox", "list": "ListSandboxes", "list_slash": "ListSandboxes", "get": "DescribeSandbox",
-		"delete": "DestroySandbox", "execute": "ExecCommand", "stream": "ExecCommand", "stream_post": "ExecCommand", "files": "ListFiles",
+		"delete": "DestroySandbox", "stop": "StopSandbox", "start": "StartSandbox", "execute": "ExecCommand", "stream": "ExecCommand", "stream_post": "ExecCommand", "files": "ListFiles",
 		"download": "ReadFile", "upload": "WriteFile", "bulk_upload": "WriteFile", "none": "NoRoute",
 	},
 }

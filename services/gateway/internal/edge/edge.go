@@ -48,7 +48,7 @@ func New(door *principal.Door, log *slog.Logger, connected func() bool, memory i
 		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
 		&computev1.ListSandboxesRequest{}, &computev1.AttachExecRequest{}, &computev1.CancelExecRequest{}, &computev1.GetExecRequest{},
 		&computev1.WatchEventsRequest{}, &computev1.ListUsageRequest{},
-		&computev1.GetQuotaRequest{},
+		&computev1.GetQuotaRequest{}, &computev1.StopSandboxRequest{}, &computev1.StartSandboxRequest{},
 	))
 	if err != nil {
 		return nil, err

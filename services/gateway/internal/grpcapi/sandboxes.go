@@ -66,6 +66,36 @@ func (s *Server) DestroySandbox(ctx context.Context, req *computev1.DestroySandb
 	}, nil
 }
 
+// turnWait bounds how long a stop or a start is waited for.
+const turnWait = 5 * time.Minute
+
+func (s *Server) StopSandbox(ctx context.Context, req *computev1.StopSandboxRequest) (*computev1.StopSandboxResponse, error) {
+	p, err := principal.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.use.Halt(ctx, p, first(ctx, headerIdempotency), req.GetSandboxId(), turnWait)
+	if err != nil {
+		return nil, err
+	}
+	if b.State == sandbox.Stopping {
+		return nil, fault.New(fault.DeadlineExceeded, fault.ReasonTimeout, "the sandbox is still stopping; ask again later").WithRetry(5 * time.Second)
+	}
+	return &computev1.StopSandboxResponse{SandboxId: b.ID, TotalUptime: durationpb.New(b.Uptime), TotalUsage: usage(b.Usage)}, nil
+}
+
+func (s *Server) StartSandbox(ctx context.Context, req *computev1.StartSandboxRequest) (*computev1.StartSandboxResponse, error) {
+	p, err := principal.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.use.Start(ctx, p, first(ctx, headerIdempotency), req.GetSandboxId(), turnWait)
+	if err != nil {
+		return nil, err
+	}
+	return &computev1.StartSandboxResponse{SandboxId: b.ID}, nil
+}
+
 func (s *Server) DescribeSandbox(ctx context.Context, req *computev1.DescribeSandboxRequest) (*computev1.DescribeSandboxResponse, error) {
 	p, err := principal.From(ctx)
 	if err != nil {

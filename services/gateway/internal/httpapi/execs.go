@@ -210,7 +210,7 @@ func ended(reason string) string {
 	switch reason {
 	case sandbox.ReasonOOMKilled:
 		return sandbox.ReasonSignaled
-	case sandbox.ReasonOutputLimit, sandbox.ReasonSandboxDestroyed:
+	case sandbox.ReasonOutputLimit, sandbox.ReasonSandboxDestroyed, sandbox.ReasonSandboxStopped:
 		return sandbox.ReasonCancelled
 	default:
 		return reason
@@ -220,7 +220,7 @@ func ended(reason string) string {
 // lostReason is the contract's word for why an end cannot be known.
 func lostReason(reason string) string {
 	switch fault.Reason(reason) {
-	case fault.ReasonSandboxLost, fault.ReasonSandboxFailed, fault.ReasonSandboxDestroyed, fault.ReasonSandboxExpired, fault.ReasonNodeLost, fault.ReasonEvicted:
+	case fault.ReasonSandboxLost, fault.ReasonSandboxFailed, fault.ReasonSandboxDestroyed, fault.ReasonSandboxStopped, fault.ReasonSandboxExpired, fault.ReasonNodeLost, fault.ReasonEvicted:
 		return "sandbox_lost"
 	case fault.ReasonToolboxUnavailable, fault.ReasonWorkerUnavailable:
 		return "agent_unavailable"

@@ -224,7 +224,7 @@ func ended(reason string) string {
 	switch reason {
 	case "oom_killed":
 		return "signaled"
-	case "output_limit", "sandbox_destroyed":
+	case "output_limit", "sandbox_destroyed", "sandbox_stopped":
 		return "cancelled"
 	default:
 		return reason

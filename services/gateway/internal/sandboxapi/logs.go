@@ -92,7 +92,7 @@ func words(e envelope.Recorded) string {
 	case *eventsv1.SandboxStopping:
 		return "stopping"
 	case *eventsv1.SandboxStopped:
-		return "stopped"
+		return strings.TrimSpace("stopped " + clean(b.GetMessage()))
 	case *eventsv1.SandboxDestroying:
 		return "being deleted: " + b.GetReason()
 	case *eventsv1.SandboxDestroyed:

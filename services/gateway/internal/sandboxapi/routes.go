@@ -21,6 +21,8 @@ var routes = []route{
 	{method: http.MethodGet, path: all + "/{$}", id: "list_slash", scopes: tenant.Inspect, do: (*call).list},
 	{method: http.MethodGet, path: one, id: "get", scopes: tenant.Inspect, do: (*call).get},
 	{method: http.MethodDelete, path: one, id: "delete", scopes: tenant.Stop, do: (*call).remove},
+	{method: http.MethodPost, path: one + "/stop", id: "stop", scopes: tenant.Stop, long: true, do: (*call).stop},
+	{method: http.MethodPost, path: one + "/start", id: "start", scopes: tenant.Stop, long: true, do: (*call).start},
 	{method: http.MethodGet, path: one + "/logs", id: "logs", scopes: tenant.Inspect, do: (*call).logs},
 	{method: http.MethodPost, path: all + "/execute", id: "execute", scopes: tenant.Execute, long: true, do: (*call).execute},
 	{method: http.MethodGet, path: all + "/stream", id: "stream", scopes: tenant.Execute, long: true, do: (*call).stream},
@@ -47,8 +49,6 @@ var routes = []route{
 // missing are the routes of the published API that cannot be served yet. They answer 501 and say what is missing.
 var missing = []route{
 	lacks(http.MethodPatch, one, "patch", "a sandbox's time and labels cannot be changed yet", tenant.Create),
-	lacks(http.MethodPost, one+"/start", "start", "a sandbox cannot be stopped and started again yet", tenant.Stop),
-	lacks(http.MethodPost, one+"/stop", "stop", "a sandbox cannot be stopped and started again yet", tenant.Stop),
 	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
 	lacks("", one+"/pty", "pty", "terminals are not served yet", tenant.Execute),
 	lacks("", one+"/session", "session", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),

@@ -374,6 +374,53 @@ func (c *call) get() error {
 	return c.answer(http.StatusOK, out)
 }
 
+const (
+	// haltWait is how long a stop waits, which is shorter than the 30 s that clients wait; it goes on all the same. startWait is how long a
+	// start waits.
+	haltWait  = 25 * time.Second
+	startWait = 5 * time.Minute
+)
+
+// turned is the answer to a stop or a start: the record, with the job that says how far it is.
+type turned struct {
+	record
+	JobID string `json:"job_id,omitempty"`
+}
+
+// stop ends what runs in a sandbox and keeps its files and its name. Over haltWait the record says STOPPING.
+func (c *call) stop() error {
+	id, err := c.box()
+	if err != nil {
+		return err
+	}
+	s, err := c.use.Halt(c.ctx, c.p, c.r.Header.Get(headerKey), id, haltWait)
+	if err != nil {
+		return err
+	}
+	return c.turned(s, jobStop)
+}
+
+// start brings a stopped sandbox back, and answers once a command works in it.
+func (c *call) start() error {
+	id, err := c.box()
+	if err != nil {
+		return err
+	}
+	s, err := c.use.Start(c.ctx, c.p, c.r.Header.Get(headerKey), id, startWait)
+	if err != nil {
+		return err
+	}
+	return c.turned(s, jobStart)
+}
+
+func (c *call) turned(s sandbox.Sandbox, kind string) error {
+	h, err := c.use.History(c.ctx, c.p, s.ID)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, turned{record: shown(s), JobID: lastTurn(h, kind)})
+}
+
 // remove ends a sandbox and waits some time for it. Its name is free once it is gone.
 func (c *call) remove() error {
 	id, err := c.box()

@@ -63,7 +63,7 @@ func (u *UseCases) Exec(ctx context.Context, p principal.Principal, key string, 
 		}
 		known = len(h.Events) > 0
 	}
-	if err := over(s); err != nil && !known {
+	if err := errors.Join(over(s), resting(s)); err != nil && !known {
 		return envelope.Recorded{}, err
 	}
 	f, err := output.Open(u.js, u.log, u.memory, agg, 0, u.timing())

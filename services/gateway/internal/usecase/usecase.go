@@ -197,6 +197,14 @@ func over(s sandbox.Sandbox) error {
 	return nil
 }
 
+// resting says that nothing runs in a sandbox before somebody starts it, or nil.
+func resting(s sandbox.Sandbox) error {
+	if s.State != sandbox.Stopping && s.State != sandbox.Stopped {
+		return nil
+	}
+	return fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxStopped, "the sandbox is %s; start it first", s.State)
+}
+
 func orElse(s, otherwise string) string {
 	if s == "" {
 		return otherwise
@@ -204,14 +212,16 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// waitReady returns the sandbox once it is ready; a sandbox that failed or is destroyed is an error at once.
+// waitReady returns the sandbox once it is ready; a sandbox that failed, is destroyed or stopped is an error at once.
 func (u *UseCases) waitReady(ctx context.Context, s sandbox.Sandbox) (sandbox.Sandbox, error) {
 	if s.State == sandbox.Ready {
 		return s, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, u.limits.StartWait)
 	defer cancel()
-	return u.await(ctx, s, func(s sandbox.Sandbox) (bool, error) { return s.State == sandbox.Ready, over(s) })
+	return u.await(ctx, s, func(s sandbox.Sandbox) (bool, error) {
+		return s.State == sandbox.Ready, errors.Join(over(s), resting(s))
+	})
 }
 
 // await loads the sandbox again whenever it changed, until done says so. Live messages only wake it: what counts is the log.

@@ -267,7 +267,7 @@ func (d *Driver) List(ctx context.Context) ([]runtime.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(append(all, stopped...), func(st runtime.Status) bool { return !st.Exists }), nil
+	return slices.DeleteFunc(slices.Concat(all, stopped), func(st runtime.Status) bool { return !st.Exists }), nil
 }
 
 // Dial connects to the keeper's socket.

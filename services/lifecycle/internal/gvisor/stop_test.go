@@ -44,7 +44,7 @@ func TestAStopIsFinishedWhereverItWasCutShort(t *testing.T) {
 		"behind the keeper's work": shut,
 		"with nobody to tell the usage": func(t *testing.T, h *host, id string) {
 			shut(t, h, id)
-			require.NoError(t, endKeepers(bounded(t), id, goneTimeout))
+			require.NoError(t, endKeepers(bounded(t), id, 5*time.Second))
 		},
 		"behind the run's file": func(t *testing.T, h *host, id string) {
 			rec, err := readRecord(h.dir(id))
@@ -198,13 +198,23 @@ func diskUse(t *testing.T, dir string) int64 {
 	return sum
 }
 
-// BenchmarkStopStart is a stop and the start behind it of a sandbox that has written 100 MB outside of its workspace: until a command works,
-// and until it has read all of that again.
+// BenchmarkStopStart is a stop and the start behind it, until a command works, and until all that was written outside of the workspace has
+// been read again.
 func BenchmarkStopStart(b *testing.B) {
+	for name, write := range map[string]string{
+		"nothing": "true",
+		"100MB":   "for i in 1 2 3 4 5 6 7 8 9 10; do head -c 10000000 /dev/urandom > /var/tmp/$i; done",
+		"files":   "cd /var/tmp; for i in $(seq 20000); do : > $i; done",
+	} {
+		b.Run(name, func(b *testing.B) { stopStart(b, write) })
+	}
+}
+
+func stopStart(b *testing.B, write string) {
 	h := newHost(b, b.TempDir())
 	s := spec()
 	create(b, h, s)
-	_, exit, err := h.exec(bounded(b), s.ID, "for i in 1 2 3 4 5 6 7 8 9 10; do head -c 10000000 /dev/urandom > /var/tmp/$i; done")
+	_, exit, err := h.exec(bounded(b), s.ID, write)
 	require.NoError(b, err)
 	require.Zero(b, exit)
 	s.Resume = true
@@ -219,7 +229,7 @@ func BenchmarkStopStart(b *testing.B) {
 		_, _, err = h.exec(bounded(b), s.ID, "true")
 		require.NoError(b, err)
 		started := time.Now()
-		_, _, err = h.exec(bounded(b), s.ID, "cat /var/tmp/* | wc -c")
+		_, _, err = h.exec(bounded(b), s.ID, "find /var/tmp -type f -size +1M -exec cat {} + | wc -c")
 		require.NoError(b, err)
 		stop, start, read = stop+stopped.Sub(began), start+started.Sub(stopped), read+time.Since(started)
 	}

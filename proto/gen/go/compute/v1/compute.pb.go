@@ -1420,7 +1420,8 @@ type ExecCompleted struct {
 	UsageEventId string `protobuf:"bytes,101,opt,name=usage_event_id,json=usageEventId,proto3" json:"usage_event_id,omitempty"`
 	// 0 unless a signal ended it.
 	Signal int32 `protobuf:"varint,102,opt,name=signal,proto3" json:"signal,omitempty"`
-	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed.
+	// exited, signaled, timed_out, cancelled, start_failed, oom_killed, output_limit, sandbox_destroyed,
+	// sandbox_stopped.
 	Reason string        `protobuf:"bytes,103,opt,name=reason,proto3" json:"reason,omitempty"`
 	Stdout *OutputDigest `protobuf:"bytes,104,opt,name=stdout,proto3" json:"stdout,omitempty"`
 	Stderr *OutputDigest `protobuf:"bytes,105,opt,name=stderr,proto3" json:"stderr,omitempty"`
@@ -3013,7 +3014,7 @@ var File_compute_v1_compute_proto protoreflect.FileDescriptor
 const file_compute_v1_compute_proto_rawDesc = "" +
 	"\n" +
 	"\x18compute/v1/compute.proto\x12\n" +
-	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x16compute/v1/quota.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
+	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x16compute/v1/quota.proto\x1a\x15compute/v1/stop.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
 	"\rWorkspaceSpec\x12-\n" +
 	"\rstorage_class\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\fstorageClass\x12\x1b\n" +
 	"\x04size\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04size\x12\xe4\x01\n" +
@@ -3315,11 +3316,13 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x17SANDBOX_STATUS_STARTING\x10\x01\x12\x18\n" +
 	"\x14SANDBOX_STATUS_READY\x10\x02\x12\x19\n" +
 	"\x15SANDBOX_STATUS_FAILED\x10\x03\x12\x1c\n" +
-	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\xce\b\n" +
+	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\xf1\t\n" +
 	"\x0eComputeService\x12T\n" +
 	"\rCreateSandbox\x12 .compute.v1.CreateSandboxRequest\x1a!.compute.v1.CreateSandboxResponse\x12W\n" +
 	"\x0eDestroySandbox\x12!.compute.v1.DestroySandboxRequest\x1a\".compute.v1.DestroySandboxResponse\x12Z\n" +
-	"\x0fDescribeSandbox\x12\".compute.v1.DescribeSandboxRequest\x1a#.compute.v1.DescribeSandboxResponse\x12F\n" +
+	"\x0fDescribeSandbox\x12\".compute.v1.DescribeSandboxRequest\x1a#.compute.v1.DescribeSandboxResponse\x12N\n" +
+	"\vStopSandbox\x12\x1e.compute.v1.StopSandboxRequest\x1a\x1f.compute.v1.StopSandboxResponse\x12Q\n" +
+	"\fStartSandbox\x12\x1f.compute.v1.StartSandboxRequest\x1a .compute.v1.StartSandboxResponse\x12F\n" +
 	"\vExecCommand\x12\x1e.compute.v1.ExecCommandRequest\x1a\x15.compute.v1.ExecEvent0\x01\x12E\n" +
 	"\bReadFile\x12\x1b.compute.v1.ReadFileRequest\x1a\x1c.compute.v1.ReadFileResponse\x12H\n" +
 	"\tWriteFile\x12\x1c.compute.v1.WriteFileRequest\x1a\x1d.compute.v1.WriteFileResponse\x12H\n" +
@@ -3397,8 +3400,12 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*v1.PageRequest)(nil),          // 45: common.v1.PageRequest
 	(*v1.PageResponse)(nil),         // 46: common.v1.PageResponse
 	(*v1.LimitHit)(nil),             // 47: common.v1.LimitHit
-	(*GetQuotaRequest)(nil),         // 48: compute.v1.GetQuotaRequest
-	(*GetQuotaResponse)(nil),        // 49: compute.v1.GetQuotaResponse
+	(*StopSandboxRequest)(nil),      // 48: compute.v1.StopSandboxRequest
+	(*StartSandboxRequest)(nil),     // 49: compute.v1.StartSandboxRequest
+	(*GetQuotaRequest)(nil),         // 50: compute.v1.GetQuotaRequest
+	(*StopSandboxResponse)(nil),     // 51: compute.v1.StopSandboxResponse
+	(*StartSandboxResponse)(nil),    // 52: compute.v1.StartSandboxResponse
+	(*GetQuotaResponse)(nil),        // 53: compute.v1.GetQuotaResponse
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
 	42, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
@@ -3456,33 +3463,37 @@ var file_compute_v1_compute_proto_depIdxs = []int32{
 	3,  // 52: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
 	5,  // 53: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
 	7,  // 54: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	12, // 55: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	21, // 56: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	23, // 57: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	25, // 58: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 59: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	28, // 60: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	29, // 61: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	31, // 62: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	33, // 63: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	35, // 64: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
-	48, // 65: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
-	4,  // 66: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 67: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 68: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	15, // 69: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	22, // 70: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	24, // 71: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	26, // 72: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 73: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 74: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	30, // 75: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	32, // 76: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	34, // 77: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	36, // 78: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
-	49, // 79: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
-	66, // [66:80] is the sub-list for method output_type
-	52, // [52:66] is the sub-list for method input_type
+	48, // 55: compute.v1.ComputeService.StopSandbox:input_type -> compute.v1.StopSandboxRequest
+	49, // 56: compute.v1.ComputeService.StartSandbox:input_type -> compute.v1.StartSandboxRequest
+	12, // 57: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	21, // 58: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	23, // 59: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	25, // 60: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 61: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	28, // 62: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	29, // 63: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	31, // 64: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	33, // 65: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	35, // 66: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	50, // 67: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
+	4,  // 68: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 69: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 70: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	51, // 71: compute.v1.ComputeService.StopSandbox:output_type -> compute.v1.StopSandboxResponse
+	52, // 72: compute.v1.ComputeService.StartSandbox:output_type -> compute.v1.StartSandboxResponse
+	15, // 73: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	22, // 74: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	24, // 75: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	26, // 76: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 77: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 78: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	30, // 79: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	32, // 80: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	34, // 81: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	36, // 82: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	53, // 83: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
+	68, // [68:84] is the sub-list for method output_type
+	52, // [52:68] is the sub-list for method input_type
 	52, // [52:52] is the sub-list for extension type_name
 	52, // [52:52] is the sub-list for extension extendee
 	0,  // [0:52] is the sub-list for field type_name
@@ -3494,6 +3505,7 @@ func file_compute_v1_compute_proto_init() {
 		return
 	}
 	file_compute_v1_quota_proto_init()
+	file_compute_v1_stop_proto_init()
 	file_compute_v1_compute_proto_msgTypes[14].OneofWrappers = []any{
 		(*ExecEvent_Stdout)(nil),
 		(*ExecEvent_Stderr)(nil),

@@ -25,6 +25,8 @@ const (
 	ComputeService_CreateSandbox_FullMethodName   = "/compute.v1.ComputeService/CreateSandbox"
 	ComputeService_DestroySandbox_FullMethodName  = "/compute.v1.ComputeService/DestroySandbox"
 	ComputeService_DescribeSandbox_FullMethodName = "/compute.v1.ComputeService/DescribeSandbox"
+	ComputeService_StopSandbox_FullMethodName     = "/compute.v1.ComputeService/StopSandbox"
+	ComputeService_StartSandbox_FullMethodName    = "/compute.v1.ComputeService/StartSandbox"
 	ComputeService_ExecCommand_FullMethodName     = "/compute.v1.ComputeService/ExecCommand"
 	ComputeService_ReadFile_FullMethodName        = "/compute.v1.ComputeService/ReadFile"
 	ComputeService_WriteFile_FullMethodName       = "/compute.v1.ComputeService/WriteFile"
@@ -53,6 +55,11 @@ type ComputeServiceClient interface {
 	// DestroySandbox ends a sandbox and every exec in it. Its workspace is kept until its delete-after time.
 	DestroySandbox(ctx context.Context, in *DestroySandboxRequest, opts ...grpc.CallOption) (*DestroySandboxResponse, error)
 	DescribeSandbox(ctx context.Context, in *DescribeSandboxRequest, opts ...grpc.CallOption) (*DescribeSandboxResponse, error)
+	// StopSandbox ends a sandbox's processes and keeps its files, its id and its name. It returns once nothing runs any more. One that is
+	// stopped already is no error.
+	StopSandbox(ctx context.Context, in *StopSandboxRequest, opts ...grpc.CallOption) (*StopSandboxResponse, error)
+	// StartSandbox brings a stopped sandbox back. It returns once a command works in it. One that runs already is no error.
+	StartSandbox(ctx context.Context, in *StartSandboxRequest, opts ...grpc.CallOption) (*StartSandboxResponse, error)
 	// ExecCommand runs one command and streams its output. The exec's id is in the response header
 	// `sandtrail-exec-id`. A stream that ends without `completed` says nothing about the command: ask GetExec.
 	ExecCommand(ctx context.Context, in *ExecCommandRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExecEvent], error)
@@ -107,6 +114,26 @@ func (c *computeServiceClient) DescribeSandbox(ctx context.Context, in *Describe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DescribeSandboxResponse)
 	err := c.cc.Invoke(ctx, ComputeService_DescribeSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *computeServiceClient) StopSandbox(ctx context.Context, in *StopSandboxRequest, opts ...grpc.CallOption) (*StopSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StopSandboxResponse)
+	err := c.cc.Invoke(ctx, ComputeService_StopSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *computeServiceClient) StartSandbox(ctx context.Context, in *StartSandboxRequest, opts ...grpc.CallOption) (*StartSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartSandboxResponse)
+	err := c.cc.Invoke(ctx, ComputeService_StartSandbox_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -265,6 +292,11 @@ type ComputeServiceServer interface {
 	// DestroySandbox ends a sandbox and every exec in it. Its workspace is kept until its delete-after time.
 	DestroySandbox(context.Context, *DestroySandboxRequest) (*DestroySandboxResponse, error)
 	DescribeSandbox(context.Context, *DescribeSandboxRequest) (*DescribeSandboxResponse, error)
+	// StopSandbox ends a sandbox's processes and keeps its files, its id and its name. It returns once nothing runs any more. One that is
+	// stopped already is no error.
+	StopSandbox(context.Context, *StopSandboxRequest) (*StopSandboxResponse, error)
+	// StartSandbox brings a stopped sandbox back. It returns once a command works in it. One that runs already is no error.
+	StartSandbox(context.Context, *StartSandboxRequest) (*StartSandboxResponse, error)
 	// ExecCommand runs one command and streams its output. The exec's id is in the response header
 	// `sandtrail-exec-id`. A stream that ends without `completed` says nothing about the command: ask GetExec.
 	ExecCommand(*ExecCommandRequest, grpc.ServerStreamingServer[ExecEvent]) error
@@ -303,6 +335,12 @@ func (UnimplementedComputeServiceServer) DestroySandbox(context.Context, *Destro
 }
 func (UnimplementedComputeServiceServer) DescribeSandbox(context.Context, *DescribeSandboxRequest) (*DescribeSandboxResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DescribeSandbox not implemented")
+}
+func (UnimplementedComputeServiceServer) StopSandbox(context.Context, *StopSandboxRequest) (*StopSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StopSandbox not implemented")
+}
+func (UnimplementedComputeServiceServer) StartSandbox(context.Context, *StartSandboxRequest) (*StartSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartSandbox not implemented")
 }
 func (UnimplementedComputeServiceServer) ExecCommand(*ExecCommandRequest, grpc.ServerStreamingServer[ExecEvent]) error {
 	return status.Error(codes.Unimplemented, "method ExecCommand not implemented")
@@ -408,6 +446,42 @@ func _ComputeService_DescribeSandbox_Handler(srv interface{}, ctx context.Contex
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ComputeServiceServer).DescribeSandbox(ctx, req.(*DescribeSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ComputeService_StopSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StopSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ComputeServiceServer).StopSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ComputeService_StopSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ComputeServiceServer).StopSandbox(ctx, req.(*StopSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ComputeService_StartSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ComputeServiceServer).StartSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ComputeService_StartSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ComputeServiceServer).StartSandbox(ctx, req.(*StartSandboxRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -607,6 +681,14 @@ var ComputeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DescribeSandbox",
 			Handler:    _ComputeService_DescribeSandbox_Handler,
+		},
+		{
+			MethodName: "StopSandbox",
+			Handler:    _ComputeService_StopSandbox_Handler,
+		},
+		{
+			MethodName: "StartSandbox",
+			Handler:    _ComputeService_StartSandbox_Handler,
 		},
 		{
 			MethodName: "ReadFile",
