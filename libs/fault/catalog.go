@@ -326,6 +326,12 @@ var catalog = []Entry{
 		"too many commands run at once in the sandbox or on the worker", "try again",
 	},
 	{
+		ReasonTooManyCalls,
+		[]Code{ResourceExhausted},
+		RetryLater,
+		"too many creates and ends of the tenant's sandboxes wait at this gateway", "try again, with fewer at once",
+	},
+	{
 		ReasonStartFailed,
 		[]Code{InvalidArgument, FailedPrecondition},
 		RetryNever,

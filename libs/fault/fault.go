@@ -61,6 +61,7 @@ const (
 	ReasonEvicted            Reason = "evicted"
 	ReasonNodeLost           Reason = "node_lost"
 	ReasonTooManyExecs       Reason = "too_many_execs"
+	ReasonTooManyCalls       Reason = "too_many_calls"
 	ReasonPathEscapes        Reason = "path_escapes"
 	ReasonPathNotFound       Reason = "path_not_found"
 	ReasonPathNotFile        Reason = "path_not_file"

@@ -57,6 +57,8 @@ type peer struct {
 	unsettled bool
 	inputs    map[string][]byte
 	closed    map[string]bool
+	// onCommand is called before a command of a sandbox is taken.
+	onCommand func(*commandsv1.SandboxCommand)
 	// commands that came, by subject.
 	seen []string
 	wg   sync.WaitGroup
@@ -129,6 +131,12 @@ func (p *peer) command(m *nats.Msg) {
 	}
 	c := &commandsv1.SandboxCommand{}
 	if proto.Unmarshal(m.Data, c) == nil && c.GetCommand() != nil {
+		p.mu.Lock()
+		wait := p.onCommand
+		p.mu.Unlock()
+		if wait != nil {
+			wait(c)
+		}
 		p.answer(c.GetReplyTo(), p.sandboxCommand(c))
 	}
 }

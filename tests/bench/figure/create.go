@@ -94,7 +94,13 @@ func createOne(ctx context.Context, up *live.Up, events <-chan *nats.Msg) (strin
 	if err != nil {
 		return "", nil, err
 	}
-	id, patience := res.GetSandboxId(), time.After(readyPatience)
+	ready, err := awaitReady(ctx, events, res.GetSandboxId())
+	return res.GetSandboxId(), ready, err
+}
+
+// awaitReady returns when the ready event of a sandbox of live.Tenant has come.
+func awaitReady(ctx context.Context, events <-chan *nats.Msg, id string) (*eventsv1.SandboxReady, error) {
+	patience := time.After(readyPatience)
 	for {
 		select {
 		case m := <-events:
@@ -103,18 +109,18 @@ func createOne(ctx context.Context, up *live.Up, events <-chan *nats.Msg) (strin
 			}
 			e, err := envelope.Decode(subject.Sandbox(live.Tenant, id).Subject(), 0, m.Header, m.Data)
 			if err != nil {
-				return "", nil, err
+				return nil, err
 			}
 			switch v := e.Body.(type) {
 			case *eventsv1.SandboxReady:
-				return id, v, nil
+				return v, nil
 			case *eventsv1.SandboxFailed:
-				return "", nil, fmt.Errorf("sandbox failed: %s", v.GetMessage())
+				return nil, fmt.Errorf("sandbox failed: %s", v.GetMessage())
 			}
 		case <-patience:
-			return "", nil, errors.New("the sandbox does not become ready")
+			return nil, errors.New("the sandbox does not become ready")
 		case <-ctx.Done():
-			return "", nil, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }

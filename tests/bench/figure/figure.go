@@ -43,6 +43,7 @@ func All() []Figure {
 		{"output", output},
 		{"crowd", crowd},
 		{"neighbours", neighbours},
+		{"fairness", fairness},
 		{"node-down", nodeDown},
 		{"usage", readable},
 		{"log", appends},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
@@ -94,18 +95,13 @@ func (r *Recorder) write(ctx context.Context, all []*eventsv1.CallEnded) {
 
 // store gives how many messages are not stored although ctx has ended.
 func (r *Recorder) store(ctx context.Context, messages []*nats.Msg) int {
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, stored) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, stored) {
 		var err error
 		if messages, err = r.publish(ctx, messages); len(messages) == 0 || ctx.Err() != nil {
 			return len(messages)
 		}
 		r.log.WarnContext(ctx, "records of calls are not stored yet", "records", len(messages), "error", err)
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+		_ = pause.For(ctx, wait) // the next attempt says how it stands
 	}
 }
 

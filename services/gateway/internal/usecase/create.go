@@ -63,6 +63,11 @@ func (u *UseCases) ordered(
 		CorrelationId: telemetry.Correlation(ctx), Time: now(), ReplyTo: inbox.Subject,
 		Command: &commandsv1.SandboxCommand_Create{Create: create},
 	}
+	done, err := turn(ctx, u.decisions, tenant)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	defer done()
 	if err := u.order(ctx, subject.SandboxCommand(tenant, id), cmd); err != nil {
 		return sandbox.Sandbox{}, err
 	}

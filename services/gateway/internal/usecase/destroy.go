@@ -77,6 +77,11 @@ func (u *UseCases) end(ctx context.Context, p principal.Principal, key, id strin
 		Time: now(), ReplyTo: inbox.Subject,
 		Command: &commandsv1.SandboxCommand_Destroy{Destroy: &commandsv1.DestroySandbox{Reason: "requested"}},
 	}
+	done, err := turn(ctx, u.decisions, s.Tenant)
+	if err != nil {
+		return s, c, err
+	}
+	defer done()
 	if err := u.order(ctx, subject.SandboxCommand(s.Tenant, id), cmd); err != nil {
 		return s, c, err
 	}
@@ -136,6 +141,11 @@ func (u *UseCases) command(ctx context.Context, p principal.Principal, s sandbox
 	defer inbox.close()
 	cmd.CommandId, cmd.TenantId, cmd.SandboxId, cmd.Actor = ids.New(), s.Tenant, s.ID, p.Actor
 	cmd.CorrelationId, cmd.Time, cmd.ReplyTo = telemetry.Correlation(ctx), now(), inbox.Subject
+	done, err := turn(ctx, u.decisions, s.Tenant)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if err := u.order(ctx, subject.SandboxCommand(s.Tenant, s.ID), cmd); err != nil {
 		return err
 	}

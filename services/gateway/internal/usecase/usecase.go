@@ -24,6 +24,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	scopes "github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/libs/turns"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
@@ -88,6 +89,8 @@ type UseCases struct {
 	quotas  *quota.Book
 	// allowed counts the idempotency keys of each tenant.
 	allowed *quota.Keys
+	// decisions shares among tenants what decides about their sandboxes.
+	decisions *turns.Turns
 	// memory is what all streams of events and output hold together.
 	memory *stored.Memory
 }
@@ -99,7 +102,8 @@ const streamMemory = 64 << 20
 func New(base context.Context, nc *nats.Conn, js jetstream.JetStream, log Log, seal Sealer, limits Limits, logger *slog.Logger) *UseCases {
 	u := &UseCases{
 		nc: nc, js: js, log: log, seal: seal, limits: limits, logger: logger, base: base, tenants: map[string]subject.Aggregate{},
-		quotas: quota.NewBook(log, limits.Quotas), memory: stored.NewMemory(streamMemory),
+		decisions: turns.New(decisionSlots, decisionShare, waitingMost),
+		quotas:    quota.NewBook(log, limits.Quotas), memory: stored.NewMemory(streamMemory),
 	}
 	u.allowed = quota.NewKeys(js, u.quotas, time.Now)
 	u.hints.ready = map[subject.Aggregate]hint{}

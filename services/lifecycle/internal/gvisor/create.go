@@ -53,12 +53,18 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 	if created, ok := d.fromPool(ctx, spec, img, imageTook); ok {
 		return created, nil
 	}
+	done, err := d.turns.Take(ctx, spec.Tenant)
+	if err != nil {
+		return runtime.Created{}, err
+	}
+	defer done()
+	waited := time.Since(begin) - imageTook
 	space, err := d.o.Workspaces.Create(ctx, spec.ID, spec.WorkspaceBytes)
 	if err != nil {
 		return runtime.Created{}, err
 	}
 	created := runtime.Created{RuntimeID: runtimeID(spec.ID), ImageDigest: img.Digest}
-	created.Phases = []runtime.Phase{{Name: "image", Took: imageTook}, {Name: "workspace_file", Took: time.Since(begin) - imageTook}}
+	created.Phases = []runtime.Phase{{Name: "image", Took: imageTook}, {Name: "turn", Took: waited}, {Name: "workspace_file", Took: time.Since(begin) - imageTook - waited}}
 	p := d.at(spec.ID)
 	start := d.spec(p, spec, img, space)
 	if spec.Resume {

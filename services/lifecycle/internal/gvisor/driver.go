@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/runtime"
+	"github.com/sandtrail/sandtrail/libs/turns"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/image"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/pool"
@@ -91,8 +93,10 @@ type Driver struct {
 	// rootless: this process is not root. Sandboxes live in user namespaces of its own, mostly without a cgroup.
 	rootless bool
 	pool     *pool.Pool
-	mu       sync.Mutex
-	locks    map[string]*idLock
+	// turns share the host's CPUs among tenants while sandboxes start.
+	turns *turns.Turns
+	mu    sync.Mutex
+	locks map[string]*idLock
 }
 
 var _ runtime.Driver = (*Driver)(nil)
@@ -123,6 +127,9 @@ func New(o Options) (*Driver, error) {
 		}
 	}
 	d := &Driver{o: o, rootless: os.Geteuid() != 0, locks: map[string]*idLock{}}
+	// A start keeps a CPU busy: one more than there are, so that what waits for a disk does not leave one idle.
+	starts := goruntime.NumCPU() + 1
+	d.turns = turns.New(starts, starts, 0)
 	d.pool = pool.New(o.Warm, d, o.Log, time.Now)
 	return d, nil
 }
