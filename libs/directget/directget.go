@@ -42,6 +42,8 @@ type Message struct {
 	Seq     uint64
 	Header  nats.Header
 	Data    []byte
+	// Stored is when the server stored it, by its own clock. Only the leader tells; zero from all others.
+	Stored time.Time
 }
 
 // Page gives at most n messages, and about maxBytes, of a subject or filter from stream sequence from on, and how many there are
@@ -82,10 +84,11 @@ func leader(ctx context.Context, js jetstream.JetStream, stream string, what map
 	var answer struct {
 		Error   *jetstream.APIError `json:"error"`
 		Message struct {
-			Subject string `json:"subject"`
-			Seq     uint64 `json:"seq"`
-			Header  []byte `json:"hdrs"`
-			Data    []byte `json:"data"`
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
 		} `json:"message"`
 	}
 	if err := json.Unmarshal(reply.Data, &answer); err != nil {
@@ -103,7 +106,7 @@ func leader(ctx context.Context, js jetstream.JetStream, stream string, what map
 			return nil, fmt.Errorf("get from the leader: %w", err)
 		}
 	}
-	return &Message{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data}, nil
+	return &Message{Subject: answer.Message.Subject, Seq: answer.Message.Seq, Header: header, Data: answer.Message.Data, Stored: answer.Message.Time}, nil
 }
 
 // request asks until there is an answer or ctx ends, at most for wait. A stream without a leader does not answer.
@@ -218,7 +221,7 @@ func ask(ctx context.Context, js jetstream.JetStream, stream string, n int, body
 		if before, err := number(m, headerLastSequence); err != nil || before != previous {
 			return nil, 0, errors.Join(ErrGap, err)
 		}
-		messages = append(messages, Message{m.Header.Get(jetstream.SubjectHeader), seq, m.Header, m.Data})
+		messages = append(messages, Message{Subject: m.Header.Get(jetstream.SubjectHeader), Seq: seq, Header: m.Header, Data: m.Data})
 		previous = seq
 	}
 }

@@ -84,6 +84,8 @@ func TestTheLeaderGivesMessagesWithAndWithoutHeaders(t *testing.T) {
 	require.Empty(t, plain.Header)
 	headed, err := directget.LeaderLast(t.Context(), f.JS, "S", "s.>")
 	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), headed.Stored, time.Minute)
+	headed.Stored = time.Time{}
 	require.Equal(t, directget.Message{Subject: "s.b", Seq: 2, Header: nats.Header{"A": {"1"}}, Data: []byte("headed")}, *headed)
 	first, err := directget.Leader(t.Context(), f.JS, "S", "s.*", 1)
 	require.NoError(t, err)

@@ -32,7 +32,7 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name"}, "SandboxStopped": {"reason"}}
+var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name", "idle"}, "SandboxStopped": {"reason"}}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -177,6 +177,7 @@ var stories = []struct{ agg, events, state string }{
 	{"name", "NameReserved", sandboxID},
 	{"name", "NameReserved NameReleased", ""},
 	{"sandbox", "SandboxRequested SandboxExtended SandboxStarting SandboxReady SandboxFailed", "failed"},
+	{"sandbox", "SandboxRequested+idle SandboxStarting SandboxReady SandboxUsed SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},

@@ -102,7 +102,7 @@ type MarkStopped struct {
 	Usage *commonv1.UsageMetrics
 }
 
-// Destroy decides its end. Reason: requested, expired, failed, orphaned. On one whose end is decided it decides nothing.
+// Destroy decides its end. Reason: requested, expired, idle, failed, orphaned. On one whose end is decided it decides nothing.
 type Destroy struct {
 	Reason string
 }
@@ -111,6 +111,17 @@ type Destroy struct {
 // once its end is decided or reached, and once its time is over at At.
 type Extend struct {
 	At, ExpiresAt time.Time
+}
+
+// Use says that it is in use at At. It is recorded ahead, for half of its idle timeout, so that further use decides nothing while that holds for
+// UseHolds at least. So does any of one that has no idle timeout, or is ending.
+type Use struct {
+	At time.Time
+}
+
+// Used says that its last use was at At, exactly: only what is later than what is known is recorded.
+type Used struct {
+	At time.Time
 }
 
 // MarkDestroyed says that nothing of it runs, as observed. Refused with illegal_state unless its end was decided before.
@@ -339,6 +350,23 @@ func (c Extend) decide(s Sandbox) ([]proto.Message, error) {
 	return one(&eventsv1.SandboxExtended{ExpiresAt: stamp(c.ExpiresAt)})
 }
 
+func (c Use) decide(s Sandbox) ([]proto.Message, error) {
+	if s.Exists() && !s.UsedUntil.Before(c.At.Add(s.UseHolds())) {
+		return nil, nil
+	}
+	return Used{At: c.At.Add(2 * s.UseHolds())}.decide(s)
+}
+
+func (c Used) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case s.IdleTimeout() == 0 || !stepUsed.possible(s.State) || !c.At.After(s.UsedUntil):
+		return nil, nil
+	}
+	return one(&eventsv1.SandboxUsed{Until: stamp(c.At)})
+}
+
 func (c MarkDestroyed) decide(s Sandbox) ([]proto.Message, error) {
 	switch {
 	case !s.Exists():
@@ -372,6 +400,7 @@ func (c SampleUsage) decide(s Sandbox) ([]proto.Message, error) {
 const (
 	ReasonRequested = "requested"
 	ReasonExpired   = "expired"
+	ReasonIdle      = "idle"
 	ReasonFailed    = "failed"
 	ReasonOrphaned  = "orphaned"
 )

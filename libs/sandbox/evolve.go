@@ -32,6 +32,7 @@ var (
 	}
 	stepDestroyed = step{"destroyed", []string{Destroying}, Destroyed}
 	stepExtended  = step{"extended", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
+	stepUsed      = step{"used", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
 	stepSampled   = step{"usage sampled", []string{Ready, Stopping}, ""}
 )
 
@@ -61,6 +62,8 @@ func stepOf(body any) (step, bool) {
 		return stepSampled, true
 	case *eventsv1.SandboxExtended:
 		return stepExtended, true
+	case *eventsv1.SandboxUsed:
+		return stepUsed, true
 	}
 	return step{}, false
 }
@@ -117,6 +120,10 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		s.Reason, s.Message = b.GetReason(), b.GetMessage()
 	case *eventsv1.SandboxExtended:
 		s.ExpiresAt = timeOf(b.GetExpiresAt())
+	case *eventsv1.SandboxUsed:
+		if until := timeOf(b.GetUntil()); until.After(s.UsedUntil) {
+			s.UsedUntil = until
+		}
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:

@@ -56,11 +56,13 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 13).Draw(t, "kind") {
+	switch rapid.IntRange(0, 15).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
-			Limits: &eventsv1.Limits{MaxRuntimeMs: rapid.Uint64().Draw(t, "runtime")},
+			Limits: &eventsv1.Limits{
+				MaxRuntimeMs: rapid.Uint64().Draw(t, "runtime"), IdleTimeoutMs: rapid.SampledFrom([]uint64{0, 1, 60_000}).Draw(t, "idle timeout"),
+			},
 		}
 	case 1:
 		return id, sandbox.Reschedule{Placement: &eventsv1.Placement{Worker: worker}}
@@ -84,6 +86,10 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.GiveUp{Reason: fault.ReasonRuntimeFailed, Message: "no"}
 	case 10:
 		return id, sandbox.Extend{At: at, ExpiresAt: at.Add(time.Duration(rapid.IntRange(-60, 600).Draw(t, "extension")) * time.Second)}
+	case 13:
+		return id, sandbox.Use{At: at}
+	case 14:
+		return id, sandbox.Used{At: at.Add(-time.Duration(rapid.IntRange(0, 60).Draw(t, "ago")) * time.Second)}
 	case 9:
 		return id, sandbox.MarkWaiting{
 			Worker: worker, Reason: rapid.SampledFrom([]fault.Reason{"", fault.ReasonUnschedulable}).Draw(t, "reason"),
@@ -226,5 +232,59 @@ func TestAnExecStartsAndEndsAtMostOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, cmp.Diff(state, folded, protocmp.Transform()), "replay gives the same state")
 		require.Empty(t, cmp.Diff(state.View(), sandbox.ExecFromView(state.View()).View(), protocmp.Transform()))
+	})
+}
+
+// However it is used, a sandbox is idle no earlier than its timeout behind its last use, and half of that later at most; and what is
+// recorded of its use is bounded by time, not by how often it is used.
+func TestASandboxIsIdleBehindItsLastUse(t *testing.T) {
+	agg := subject.Sandbox("acme", sandboxID)
+	rapid.Check(t, func(t *rapid.T) {
+		timeout := time.Duration(rapid.IntRange(10, 3600).Draw(t, "timeout")) * time.Second
+		h, state := eventlog.History{Aggregate: agg}, sandbox.Sandbox{ID: sandboxID, Tenant: "acme"}
+		at, recorded := start, 0
+		do := func(c sandbox.Command) {
+			bodies, err := sandbox.Decide(state, c)
+			require.NoError(t, err)
+			for _, r := range record(t, agg, h.Tail(), at, fmt.Sprint(len(h.Events)), bodies...) {
+				state, err = state.Evolve(r)
+				require.NoError(t, err)
+				h.Events = append(h.Events, r)
+			}
+			recorded += len(bodies)
+		}
+		do(sandbox.Create{
+			CommandID: "c", At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: "w1"},
+			Limits: &eventsv1.Limits{IdleTimeoutMs: uint64(timeout.Milliseconds())},
+		})
+		require.False(t, state.Idle(at.Add(time.Hour*1000)), "what does not run is not idle")
+		do(sandbox.Start{Worker: "w1", Attempt: 1})
+		at = at.Add(time.Second)
+		do(sandbox.MarkReady{Worker: "w1", RuntimeID: "r"})
+		last := at
+		for range rapid.IntRange(0, 60).Draw(t, "uses") {
+			at = at.Add(time.Duration(rapid.Int64Range(0, int64(timeout)).Draw(t, "pause")))
+			last = at
+			if rapid.Bool().Draw(t, "seen at once") {
+				do(sandbox.Use{At: at})
+			} else {
+				do(sandbox.Used{At: at}) // found later in the log
+			}
+		}
+		require.False(t, state.Idle(last.Add(timeout-time.Nanosecond)))
+		require.True(t, state.Idle(last.Add(timeout+timeout/2)))
+		require.False(t, sandbox.FromView(state.View()).Idle(last.Add(timeout-time.Nanosecond)), "views tell the same")
+		require.True(t, sandbox.FromView(state.View()).Idle(last.Add(timeout+timeout/2)))
+
+		before := recorded
+		for range 1000 {
+			do(sandbox.Use{At: at})
+		}
+		require.LessOrEqual(t, recorded-before, 1)
+		do(sandbox.Destroy{Reason: sandbox.ReasonIdle})
+		do(sandbox.Use{At: at.Add(timeout)})
+		require.Equal(t, sandbox.Destroying, state.State)
+		require.Equal(t, sandbox.ReasonIdle, state.Reason)
+		require.False(t, state.Idle(at.Add(time.Hour*1000)), "its end is decided once")
 	})
 }

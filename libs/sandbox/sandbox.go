@@ -83,6 +83,8 @@ type Sandbox struct {
 	DestroyingAt time.Time
 	// ExpiresAt is created + max_runtime unless it was extended; zero is never.
 	ExpiresAt time.Time
+	// UsedUntil is when it last counted as in use, which may lie ahead; zero: nothing was recorded of its use.
+	UsedUntil time.Time
 	// DeleteAfter is the time before which its workspace is kept; set by destroyed.
 	DeleteAfter time.Time
 
@@ -114,6 +116,30 @@ func (s Sandbox) Restarting() bool { return s.State == Starting && !s.ReadyAt.Is
 // when its workspace is released.
 func (s Sandbox) Expired(now time.Time) bool {
 	return s.Exists() && s.State != Destroying && s.State != Destroyed && !s.ExpiresAt.IsZero() && !now.Before(s.ExpiresAt)
+}
+
+// IdleTimeout is for how long nothing may be done with it before it is to end; 0: for ever.
+func (s Sandbox) IdleTimeout() time.Duration { return millis(s.Limits.GetIdleTimeoutMs()) }
+
+// UseHolds is for how long, from its moment on, a Use covers all further use: who has said it need not say it again.
+func (s Sandbox) UseHolds() time.Duration { return s.IdleTimeout() / 4 }
+
+// IdleAt is when it has been idle for its timeout if it is not used any more; zero is never. Only what runs is idle.
+func (s Sandbox) IdleAt() time.Time {
+	timeout := s.IdleTimeout()
+	if timeout == 0 || s.State != Ready {
+		return time.Time{}
+	}
+	if s.UsedUntil.After(s.RunningSince) {
+		return s.UsedUntil.Add(timeout)
+	}
+	return s.RunningSince.Add(timeout)
+}
+
+// Idle reports whether its idle timeout is over at now, as far as its own events tell.
+func (s Sandbox) Idle(now time.Time) bool {
+	at := s.IdleAt()
+	return !at.IsZero() && !now.Before(at)
 }
 
 // Fold makes the state from a history. Events it does not know are refused with fault reason unknown_event, because a

@@ -55,6 +55,7 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		Endpoint:             s.Endpoint,
 		ExpiresAt:            stamp(s.ExpiresAt),
 		OrderedAt:            stamp(s.OrderedAt),
+		UsedUntil:            stamp(s.UsedUntil),
 	}
 }
 
@@ -74,7 +75,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 		Worker: v.GetWorker(), Hostname: v.GetHostname(), ImageDigest: v.GetImageDigest(),
 		Reason: v.GetReason(), Message: v.GetMessage(),
 		CreatedAt: timeOf(v.GetCreatedAt()), OrderedAt: timeOf(ordered), ReadyAt: timeOf(v.GetReadyAt()), EndedAt: timeOf(v.GetEndedAt()),
-		ExpiresAt: timeOf(expires), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
+		ExpiresAt: timeOf(expires), UsedUntil: timeOf(v.GetUsedUntil()), DeleteAfter: timeOf(v.GetWorkspaceDeleteAfter()),
 		Usage: clone(v.GetUsage()), Uptime: millis(v.GetUptimeMs()), Seq: v.GetSequence(),
 		RunningSince: timeOf(v.GetRunningSince()), PastUptime: millis(v.GetPastUptimeMs()),
 		Endpoint: v.GetEndpoint(),

@@ -113,3 +113,37 @@ func TestSandboxThatTheLogDoesNotKnowIsEnded(t *testing.T) {
 		return s.Describe(t, sandbox).GetStatus() == computev1.SandboxStatus_SANDBOX_STATUS_FAILED
 	}, 30*time.Second, 50*time.Millisecond, "the log that knows it says that it is lost")
 }
+
+// A sandbox that nobody uses any more ends by itself: not while a command runs in it, however quiet that is, and not sooner for a restart.
+func TestAnIdleSandboxEndsByItself(t *testing.T) {
+	needsHost(t)
+	s := stack.Up(t)
+	const timeout = 10 * time.Second
+	limited := func(r *computev1.CreateSandboxRequest) {
+		r.Limits = &computev1.ResourceLimits{IdleTimeout: durationpb.New(timeout)}
+	}
+	idle, busy := s.Ready(t, limited), s.Ready(t, limited)
+	s.Kill("up")
+	s.Restart()
+	run := s.Begin(t, 1, &computev1.ExecCommandRequest{SandboxId: busy, Command: "sh", Args: []string{"-c", "echo begun; sleep 30; echo ended"}})
+	_, err := s.API.WriteFile(t.Context(), &computev1.WriteFileRequest{SandboxId: idle, Path: "note", Data: []byte("x")})
+	require.NoError(t, err)
+	used := time.Now()
+	gone := func(sandbox string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return s.Describe(t, sandbox).GetStatus() == computev1.SandboxStatus_SANDBOX_STATUS_DESTROYED
+		}, 90*time.Second, 50*time.Millisecond)
+		require.GreaterOrEqual(t, time.Since(used), timeout)
+		d := s.Describe(t, sandbox).GetDetail()
+		require.Equal(t, "idle", d.GetReasonCode())
+		require.Equal(t, timeout, d.GetLimits().GetIdleTimeout().AsDuration())
+	}
+	gone(idle)
+	require.Equal(t, computev1.SandboxStatus_SANDBOX_STATUS_READY, s.Describe(t, busy).GetStatus(), "a command runs in it")
+	s.Finish(t, &run)
+	require.Equal(t, "begun\nended\n", string(run.Stdout))
+	require.Equal(t, "exited", run.Completed.GetReason())
+	used = time.Now()
+	gone(busy)
+}

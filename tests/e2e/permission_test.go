@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
@@ -22,7 +23,8 @@ func TestServicesWithTheirOwnKeysDoAllTheirWorkAndAreRefusedNothing(t *testing.T
 	run := s.Sh(t, sandbox, "echo out; echo err >&2; exit 3")
 	require.Equal(t, int32(3), run.Completed.GetExitCode())
 	require.Equal(t, "out\n", string(run.Stdout))
-	_, err := s.API.WriteFile(t.Context(), &computev1.WriteFileRequest{SandboxId: sandbox, Path: "note", Data: []byte("kept")})
+	keyed := metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "one")
+	_, err := s.API.WriteFile(keyed, &computev1.WriteFileRequest{SandboxId: sandbox, Path: "note", Data: []byte("kept")})
 	require.NoError(t, err)
 	read, err := s.API.ReadFile(t.Context(), &computev1.ReadFileRequest{SandboxId: sandbox, Path: "note"})
 	require.NoError(t, err)

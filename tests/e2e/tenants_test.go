@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/stack"
@@ -70,6 +71,10 @@ var calls = map[string]call{
 	},
 	"DestroySandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
 		_, err := api.DestroySandbox(ctx, &computev1.DestroySandboxRequest{SandboxId: owner.sandbox})
+		return nil, err
+	},
+	"ExtendSandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
+		_, err := api.ExtendSandbox(ctx, &computev1.ExtendSandboxRequest{SandboxId: owner.sandbox, Timeout: durationpb.New(time.Second)})
 		return nil, err
 	},
 	"DescribeSandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/sandtrail/sandtrail/libs/ids"
-	"github.com/sandtrail/sandtrail/services/exec/internal/openexecs"
+	"github.com/sandtrail/sandtrail/libs/openexecs"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
 

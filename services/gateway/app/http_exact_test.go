@@ -91,7 +91,8 @@ func wrongFields(box, auth string) (all []wrongRequest) {
 		fields     map[string]string
 	}{
 		{"/sandbox/create", "", map[string]string{
-			"desktop_os": "string", "cpus": "number", "memory": "string", "isolation": "string", "timeout_seconds": "number", "image": "string", "env": "map",
+			"desktop_os": "string", "cpus": "number", "memory": "string", "isolation": "string", "timeout_seconds": "number", "idle_timeout_seconds": "number", "image": "string",
+			"env": "map",
 		}},
 		{"/sandbox/" + box + "/execute", `"command":["true"]`, map[string]string{
 			"command": "command", "working_dir": "string", "env": "map", "timeout": "number", "stdin": "string", "stream": "flag",

@@ -233,7 +233,7 @@ func TestMalformedKey(t *testing.T) {
 	fields := map[string]string{"tenant_id": "acme", "image": "python", "command": "true", "path": "f", "sandbox_id": box, "exec_id": exec}
 	for _, m := range methods() {
 		switch m.Name() {
-		case "CreateSandbox", "ExecCommand", "WriteFile", "CancelExec", "DestroySandbox":
+		case "CreateSandbox", "ExecCommand", "WriteFile", "CancelExec", "DestroySandbox", "ExtendSandbox":
 		default:
 			continue
 		}

@@ -53,6 +53,7 @@ var inputs = map[string]rules{
 	"DestroySandbox":  {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}},
 	"StopSandbox":     {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
 	"StartSandbox":    {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
+	"ExtendSandbox":   {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
 	"DescribeSandbox": {needed: []string{"sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}},
 	"ExecCommand":     {needed: []string{"command", "sandbox_id"}, unknown: map[string]outcome{"sandbox_id": noSandbox}, terminal: destroyed},
 	"ReadFile": {

@@ -142,6 +142,7 @@ func TestScopesOfKeys(t *testing.T) {
 		"ReadFile": tenant.Files, "WriteFile": tenant.Files, "ListFiles": tenant.Files, "ListSandboxes": tenant.Inspect,
 		"AttachExec": tenant.Execute | tenant.Inspect, "CancelExec": tenant.Execute, "GetExec": tenant.Execute | tenant.Inspect,
 		"WatchEvents": tenant.Inspect, "ListUsage": tenant.Inspect, "GetQuota": tenant.Inspect, "StopSandbox": tenant.Stop, "StartSandbox": tenant.Stop,
+		"ExtendSandbox": tenant.Create,
 	}
 	answerUsage(w.world)
 	fields := map[string]string{"image": "python", "command": "true", "path": "f", "sandbox_id": box, "exec_id": id}

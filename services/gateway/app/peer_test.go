@@ -49,6 +49,8 @@ type peer struct {
 	onPart func(*commandsv1.WritePart) error
 	// onRead is called before each read.
 	onRead func(*commandsv1.ReadPart)
+	// onUse is called before a use is recorded.
+	onUse func()
 	// answers replaces all that is below.
 	answers func(*commandsv1.FileCall) *commandsv1.FileReply
 	// listed: a list has what was written.
@@ -181,6 +183,21 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	}
 	if c.GetStop() != nil || c.GetStart() != nil {
 		return p.turn(c, do)
+	}
+	if c.GetUse() != nil {
+		p.mu.Lock()
+		hook := p.onUse
+		p.mu.Unlock()
+		if hook != nil {
+			hook()
+		}
+		if err := do(c.GetCommandId(), sandbox.Use{At: time.Now()}); err != nil {
+			return err
+		}
+		if s, err := p.load(c.GetTenantId(), c.GetSandboxId()); err != nil || s.Ending() {
+			return fault.New(fault.FailedPrecondition, fault.ReasonSandboxDestroyed, "the sandbox was destroyed")
+		}
+		return nil
 	}
 	req := c.GetCreate()
 	if name := req.GetName(); name != "" {

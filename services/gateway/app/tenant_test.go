@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -49,6 +51,9 @@ func request(t testing.TB, m protoreflect.MethodDescriptor, fields map[string]st
 	}
 	if f := m.Input().Fields().ByName("no_follow"); f != nil {
 		req.Set(f, protoreflect.ValueOf(true))
+	}
+	if extend, ok := req.Interface().(*computev1.ExtendSandboxRequest); ok {
+		extend.Timeout = durationpb.New(time.Second)
 	}
 	return req.Interface()
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/logclock"
+	"github.com/sandtrail/sandtrail/libs/openexecs"
 	"github.com/sandtrail/sandtrail/libs/ops"
 	"github.com/sandtrail/sandtrail/libs/projection"
 	"github.com/sandtrail/sandtrail/libs/runtime"
@@ -183,7 +184,7 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	a.reconcile = reconcile.New(reconcile.Config{
 		Worker: cfg.Worker, Every: cfg.ReconcileEvery, SampleEvery: cfg.SampleEvery, StartDeadline: cfg.StartDeadline,
 		OrphanGrace: cfg.OrphanGrace, WorkspaceGrace: cfg.KeepWorkspace,
-	}, d.Events, d.Events, driver, a.role, busy, a.live, a.log, d.Now)
+	}, d.Events, d.Events, a.execs, driver, a.role, busy, a.live, a.log, d.Now)
 	if n, ok := driver.(runtime.Notifier); ok {
 		n.OnChange(a.reconcile.Notify)
 	}
@@ -213,6 +214,16 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
 	}
 	return nil
+}
+
+// execs tells of the execs of a sandbox.
+func (a *App) execs(ctx context.Context, tenant, id string) (open bool, last time.Time, err error) {
+	running, err := openexecs.Of(ctx, a.js, tenant, id)
+	if err != nil || len(running) > 0 {
+		return len(running) > 0, time.Time{}, err
+	}
+	last, err = openexecs.Last(ctx, a.js, tenant, id)
+	return false, last, err
 }
 
 func (a *App) freshWorkers() int {

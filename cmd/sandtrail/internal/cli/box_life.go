@@ -21,6 +21,7 @@ import (
 func (c *Create) createNamed(e *Env) error {
 	for flag, given := range map[string]bool{
 		"--session": c.Session != "", "--workspace": c.Workspace != "", "--mount-path": c.MountPath != "", "--pids": c.Pids != 0, "--wait": c.Wait,
+		"--idle-timeout": c.IdleTimeout != 0,
 	} {
 		if given {
 			return usagef("%s is for sandboxes without a name", flag)

@@ -75,6 +75,21 @@ func TestServerOutOfReach(t *testing.T) {
 	require.Equal(t, 0, f.run(t, "describe", box).code, "a server that comes back is waited for")
 }
 
+func TestExtend(t *testing.T) {
+	f := newFake(t)
+	r := f.run(t, "extend", box, "90m")
+	require.Equal(t, 0, r.code, r.stderr)
+	require.Contains(t, r.stdout, box+"  lives until 1970-01-01")
+	require.Contains(t, f.run(t, "extend", "-o", "json", "--idempotency-key", "one", box, "90m").stdout, "1970-01-01T01:30:00Z")
+	require.Equal(t, "one", f.header("ExtendSandbox", "idempotency-key")[1])
+	require.Equal(t, cli.ExitNotFound, f.run(t, "extend", "0b8f3c2a-1d4e-4b6f-8c7d-9e0f1a2b3c4d", "90m").code)
+	for _, bad := range [][]string{{"extend", box}, {"extend", box, "soon"}, {"extend", box, "-5m"}, {"extend", "x", "5m"}} {
+		require.Equal(t, cli.ExitUsage, f.run(t, bad...).code, "%v", bad)
+	}
+	require.Equal(t, 0, f.run(t, "create", "--idle-timeout", "10m").code)
+	require.Equal(t, 10*time.Minute, f.creates[0].GetLimits().GetIdleTimeout().AsDuration())
+}
+
 func TestUsageMistakes(t *testing.T) {
 	f := newFake(t)
 	for _, args := range [][]string{
@@ -446,7 +461,7 @@ func TestHelpNamesEveryExitCode(t *testing.T) {
 			require.Contains(t, r.stdout, fmt.Sprintf("\n    %d  ", code), "%s", args)
 		}
 	}
-	for _, args := range []string{"create", "ls", "describe", "rm", "exec", "cp", "events", "replay exec", "replay sandbox", "replay tenant", "trace", "usage ls"} {
+	for _, args := range []string{"create", "ls", "describe", "extend", "rm", "exec", "cp", "events", "replay exec", "replay sandbox", "replay tenant", "trace", "usage ls"} {
 		help := f.run(t, append(strings.Fields(args), "--help")...).stdout
 		for _, flag := range []string{"--grpc", "SANDTRAIL_ADDR", "--output", "--api-key-file", "--tenant"} {
 			require.Contains(t, help, flag, args)

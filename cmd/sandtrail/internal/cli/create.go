@@ -27,6 +27,7 @@ type Create struct {
 	Workspace      string        `placeholder:"SIZE" help:"Size of the workspace: 5Gi."`
 	MountPath      string        `placeholder:"PATH" help:"Where the workspace is inside the sandbox."`
 	MaxRuntime     time.Duration `placeholder:"DURATION" help:"How long it may live."`
+	IdleTimeout    time.Duration `placeholder:"DURATION" help:"End it once no command runs, none was started and no file call came for so long, or up to half of that longer."`
 	IdempotencyKey string        `placeholder:"KEY" help:"The same key with the same flags gives the same sandbox for 24 hours. Default: a random one."`
 	Wait           bool          `help:"Wait until it is ready."`
 	Timeout        time.Duration `default:"5m" help:"Give up after this long; the sandbox stays."`
@@ -67,6 +68,9 @@ func (c *Create) request() (*computev1.CreateSandboxRequest, error) {
 	}
 	if c.MaxRuntime != 0 {
 		req.Limits.MaxRuntime = durationpb.New(c.MaxRuntime)
+	}
+	if c.IdleTimeout != 0 {
+		req.Limits.IdleTimeout = durationpb.New(c.IdleTimeout)
 	}
 	if c.CPU != "" {
 		if req.Limits.CpuMillis, err = cpu(c.CPU); err != nil {

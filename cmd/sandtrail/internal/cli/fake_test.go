@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/cli"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -180,6 +181,13 @@ func (f *fake) DestroySandbox(_ context.Context, req *computev1.DestroySandboxRe
 		return nil, failure(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox", nil)
 	}
 	return &computev1.DestroySandboxResponse{SandboxId: box, TotalUptime: durationpb.New(26 * time.Hour)}, nil
+}
+
+func (f *fake) ExtendSandbox(_ context.Context, req *computev1.ExtendSandboxRequest) (*computev1.ExtendSandboxResponse, error) {
+	if req.GetSandboxId() != box {
+		return nil, failure(fault.NotFound, fault.ReasonSandboxNotFound, "there is no sandbox", nil)
+	}
+	return &computev1.ExtendSandboxResponse{SandboxId: box, ExpiresAt: timestamppb.New(time.Unix(0, 0).Add(req.GetTimeout().AsDuration()))}, nil
 }
 
 func page[T any](all []T, p *commonv1.PageRequest) ([]T, *commonv1.PageResponse) {

@@ -110,6 +110,9 @@ func folded(b sandbox.Sandbox, at time.Time) *computev1.DescribeSandboxResponse 
 		if ms := l.GetMaxRuntimeMs(); ms > 0 {
 			d.Limits.MaxRuntime = durationpb.New(time.Duration(ms) * time.Millisecond) //nolint:gosec // bounded by the gateway
 		}
+		if idle := b.IdleTimeout(); idle > 0 {
+			d.Limits.IdleTimeout = durationpb.New(idle)
+		}
 	}
 	if w := b.Workspace; w != nil {
 		d.Workspace = &computev1.WorkspaceSpec{StorageClass: w.GetStorageClass(), Size: quantity(w.GetSizeBytes()), MountPath: w.GetMountPath()}

@@ -32,6 +32,7 @@ type Root struct {
 	Create   Create   `cmd:"" group:"Sandboxes" help:"Create a sandbox and print its id."`
 	Ls       Ls       `cmd:"" group:"Sandboxes" help:"List sandboxes, newest first."`
 	Describe Describe `cmd:"" group:"Sandboxes" help:"Show all that is known of a sandbox."`
+	Extend   Extend   `cmd:"" group:"Sandboxes" help:"Let a sandbox live longer."`
 	Rm       Rm       `cmd:"" group:"Sandboxes" help:"End sandboxes and wait until they are gone."`
 	Exec     Exec     `cmd:"" group:"Sandboxes" help:"Run a command in a sandbox; ends with its exit code."`
 	Cp       Cp       `cmd:"" group:"Sandboxes" help:"Copy files to and from a sandbox."`

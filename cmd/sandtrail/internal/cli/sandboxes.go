@@ -196,6 +196,9 @@ func limits(l *computev1.ResourceLimits) string {
 	if d := l.GetMaxRuntime(); d != nil {
 		out = append(out, render.Span(d)+" runtime")
 	}
+	if d := l.GetIdleTimeout(); d != nil {
+		out = append(out, render.Span(d)+" idle")
+	}
 	return strings.Join(out, ", ")
 }
 

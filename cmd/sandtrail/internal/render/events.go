@@ -84,6 +84,8 @@ func happened(body proto.Message) string {
 		return fmt.Sprintf("used %s of CPU, at most %s, in %s", millis(b.GetUsage().GetCpuMs()), Bytes(b.GetUsage().GetMemoryPeakBytes()), millis(b.GetUptimeMs()))
 	case *eventsv1.SandboxExtended:
 		return "may live until " + Time(b.GetExpiresAt())
+	case *eventsv1.SandboxUsed:
+		return "counts as in use until " + Time(b.GetUntil())
 	case *eventsv1.WorkspaceReleased:
 		return fmt.Sprintf("workspace of %s released, kept until %s", Bytes(b.GetSizeBytes()), Time(b.GetDeleteAfter()))
 	case *eventsv1.WorkspaceDeleted:

@@ -7,11 +7,11 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/openexecs"
 	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
-	"github.com/sandtrail/sandtrail/services/exec/internal/openexecs"
 )
 
 // Resume goes on with every exec that the log has as running in the sandboxes of this worker. One that waits for its sandbox

@@ -12,10 +12,10 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/openexecs"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
-	"github.com/sandtrail/sandtrail/services/exec/internal/openexecs"
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
 )
 

@@ -44,7 +44,7 @@ type Edge struct {
 // New fails only where a rule of the contract is none. memory is what all calls of HTTP APIs together may hold, in bytes.
 func New(door *principal.Door, log *slog.Logger, connected func() bool, memory int) (*Edge, error) {
 	v, err := protovalidate.New(protovalidate.WithMessages(
-		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.DescribeSandboxRequest{},
+		&computev1.CreateSandboxRequest{}, &computev1.DestroySandboxRequest{}, &computev1.ExtendSandboxRequest{}, &computev1.DescribeSandboxRequest{},
 		&computev1.ExecCommandRequest{}, &computev1.ReadFileRequest{}, &computev1.WriteFileRequest{}, &computev1.ListFilesRequest{},
 		&computev1.ListSandboxesRequest{}, &computev1.AttachExecRequest{}, &computev1.CancelExecRequest{}, &computev1.GetExecRequest{},
 		&computev1.WatchEventsRequest{}, &computev1.ListUsageRequest{},

@@ -96,6 +96,18 @@ func (s *Server) StartSandbox(ctx context.Context, req *computev1.StartSandboxRe
 	return &computev1.StartSandboxResponse{SandboxId: b.ID}, nil
 }
 
+func (s *Server) ExtendSandbox(ctx context.Context, req *computev1.ExtendSandboxRequest) (*computev1.ExtendSandboxResponse, error) {
+	p, err := principal.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	until, err := s.use.Extend(ctx, p, first(ctx, headerIdempotency), req.GetSandboxId(), req.GetTimeout().AsDuration())
+	if err != nil {
+		return nil, err
+	}
+	return &computev1.ExtendSandboxResponse{SandboxId: req.GetSandboxId(), ExpiresAt: timestamp(until)}, nil
+}
+
 func (s *Server) DescribeSandbox(ctx context.Context, req *computev1.DescribeSandboxRequest) (*computev1.DescribeSandboxResponse, error) {
 	p, err := principal.From(ctx)
 	if err != nil {
@@ -137,6 +149,9 @@ func described(b sandbox.Sandbox) *computev1.DescribeSandboxResponse {
 		d.Limits = &computev1.ResourceLimits{CpuMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids()}
 		if l.GetMaxRuntimeMs() > 0 {
 			d.Limits.MaxRuntime = durationpb.New(time.Duration(l.GetMaxRuntimeMs()) * time.Millisecond)
+		}
+		if idle := b.IdleTimeout(); idle > 0 {
+			d.Limits.IdleTimeout = durationpb.New(idle)
 		}
 	}
 	if w := b.Workspace; w != nil {

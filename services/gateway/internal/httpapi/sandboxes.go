@@ -70,7 +70,7 @@ func (n names) in(err error) error {
 }
 
 var createNames = names{
-	"limits.cpu_millis": "cpus", "limits.memory_bytes": "memory", "limits.max_runtime": "timeout_seconds", "image": "image", "env_vars": "env",
+	"limits.cpu_millis": "cpus", "limits.memory_bytes": "memory", "limits.max_runtime": "timeout_seconds", "limits.idle_timeout": "idle_timeout_seconds", "image": "image", "env_vars": "env",
 }
 
 // Isolations that are served, all by gVisor.
@@ -118,6 +118,9 @@ func (c *call) create() error {
 	if seconds, ok := o.whole("timeout_seconds", math.MaxInt32); ok {
 		req.Limits.MaxRuntime = durationpb.New(time.Duration(seconds) * time.Second)
 	}
+	if seconds, ok := o.whole("idle_timeout_seconds", math.MaxInt32); ok {
+		req.Limits.IdleTimeout = durationpb.New(time.Duration(seconds) * time.Second)
+	}
 	o.add(createNames.in(c.use.CheckCreate(req)))
 	if err := c.check(o, req, createNames); err != nil {
 		return err
@@ -143,6 +146,8 @@ type sandboxStatus struct {
 	TerminatedAt *time.Time `json:"terminated_at"`
 	ReclaimedAt  *time.Time `json:"reclaimed_at"`
 	Image        string     `json:"image"`
+	// IdleTimeout is for how many seconds nothing may be done with it; 0: for as long as it lives.
+	IdleTimeout float64 `json:"idle_timeout_seconds,omitempty"`
 	// Reason and Message say why it ends, failed or is not ready yet.
 	Reason  string   `json:"reason,omitempty"`
 	Message string   `json:"message,omitempty"`
@@ -152,7 +157,7 @@ type sandboxStatus struct {
 func shown(s sandbox.Sandbox) sandboxStatus {
 	out := sandboxStatus{
 		SandboxID: s.ID, Status: status(s.State), CreatedAt: s.CreatedAt, ExpiresAt: at(s.ExpiresAt), ReadyAt: at(s.ReadyAt), Image: s.Image,
-		Reason: s.Reason, Message: s.Message,
+		IdleTimeout: s.IdleTimeout().Seconds(), Reason: s.Reason, Message: s.Message,
 	}
 	if s.State == sandbox.Destroyed {
 		out.TerminatedAt = at(s.EndedAt)
@@ -250,7 +255,7 @@ func (c *call) extend() error {
 	}
 	until, err := c.use.Extend(c.ctx, c.p, c.key, id, time.Duration(seconds)*time.Second)
 	if err != nil {
-		return err
+		return names{"timeout": "timeout_seconds"}.in(err)
 	}
 	return c.answer(http.StatusOK, extended{Success: true, SandboxID: id, ExpiresAt: until})
 }

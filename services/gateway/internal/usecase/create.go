@@ -152,6 +152,7 @@ func (u *UseCases) createCommand(req *computev1.CreateSandboxRequest) (*commands
 		},
 		Limits: &eventsv1.Limits{
 			CpuMillis: l.GetCpuMillis(), MemoryBytes: l.GetMemoryBytes(), Pids: l.GetPids(), MaxRuntimeMs: uint64(runtime.Milliseconds()),
+			IdleTimeoutMs: uint64(max(l.GetIdleTimeout().AsDuration(), 0).Milliseconds()),
 		},
 	}, nil
 }

@@ -112,7 +112,7 @@ func (u *UseCases) Extend(ctx context.Context, p principal.Principal, key, id st
 	until := time.Now().Add(more).UTC().Truncate(time.Millisecond)
 	if most := s.CreatedAt.Add(u.limits.MaxRuntime); until.After(most) && !c.repeated {
 		return time.Time{}, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(map[string]string{
-			"timeout_seconds": "a sandbox of this deployment lives for at most " + u.limits.MaxRuntime.String() + ", this one until " + most.UTC().Format(time.RFC3339),
+			"timeout": "a sandbox of this deployment lives for at most " + u.limits.MaxRuntime.String() + ", this one until " + most.UTC().Format(time.RFC3339),
 		})
 	}
 	if s.ExpiresAt.After(until) {

@@ -107,6 +107,9 @@ func (u *UseCases) start(
 			return nil, err
 		}
 	}
+	if err := u.use(ctx, s); err != nil {
+		return nil, err
+	}
 	inbox, err := u.inbox()
 	if err != nil {
 		return nil, err

@@ -152,6 +152,13 @@ func (u *UseCases) fileCall(ctx context.Context, s sandbox.Sandbox, call *comman
 	ctx, end := span(ctx, "files.request", subject.Files(s.Worker, s.Tenant, s.ID), trace.SpanKindClient)
 	defer func() { end(err) }()
 	call.TenantId, call.SandboxId = s.Tenant, s.ID
+	if call.GetStats() == nil { // to ask what it costs is no use
+		done, err := u.using(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
 	data, err := proto.Marshal(call)
 	if err != nil {
 		return nil, fault.From(err)

@@ -86,6 +86,7 @@ type UseCases struct {
 	tenants map[string]subject.Aggregate
 	hints   hints
 	seen    seen
+	uses    uses
 	quotas  *quota.Book
 	// allowed counts the idempotency keys of each tenant.
 	allowed *quota.Keys

@@ -46,12 +46,17 @@ type Finder interface {
 	Find(ctx context.Context, filter string) (subject.Aggregate, error)
 }
 
+// Execs tells of the execs of a sandbox: whether any has no end in the log, and when the last event of any was recorded, by the log's clock;
+// zero: there is none.
+type Execs func(ctx context.Context, tenant, id string) (open bool, last time.Time, err error)
+
 // Reconciler of one worker.
 type Reconciler struct {
 	cfg    Config
 	log    *slog.Logger
 	events eventlog.Log
 	find   Finder
+	execs  Execs
 	driver runtime.Driver
 	role   *materialise.Role
 	busy   *materialise.Busy
@@ -83,11 +88,11 @@ const (
 
 // New makes a reconciler; live must be running.
 func New(
-	cfg Config, events eventlog.Log, find Finder, driver runtime.Driver, role *materialise.Role, busy *materialise.Busy, live *views.Set,
+	cfg Config, events eventlog.Log, find Finder, execs Execs, driver runtime.Driver, role *materialise.Role, busy *materialise.Busy, live *views.Set,
 	log *slog.Logger, now func() time.Time,
 ) *Reconciler {
 	return &Reconciler{
-		cfg: cfg, log: log, events: events, find: find, driver: driver, role: role, busy: busy, live: live, now: now, hints: newHints(),
+		cfg: cfg, log: log, events: events, find: find, execs: execs, driver: driver, role: role, busy: busy, live: live, now: now, hints: newHints(),
 		seen: map[string]time.Time{}, sampled: map[string]time.Time{}, silent: map[string]time.Time{},
 	}
 }
@@ -267,7 +272,7 @@ func (r *Reconciler) settled(v *commandsv1.SandboxView, st runtime.Status, exist
 	s := sandbox.FromView(v)
 	now := r.now()
 	switch {
-	case s.Expired(now):
+	case s.Expired(now), s.Idle(now):
 		return false
 	case s.State == sandbox.Ready:
 		return exists && st.Alive && !r.sampleDue(s, now)
@@ -299,6 +304,8 @@ func (r *Reconciler) known(ctx context.Context, tenant, id string) error {
 		return r.expire(ctx, s, m)
 	case s.State == sandbox.Failed:
 		return r.role.Clear(ctx, s)
+	case s.Idle(now):
+		return r.idle(ctx, s, m)
 	case s.State == sandbox.Ready:
 		return r.ready(ctx, s, m)
 	case s.State == sandbox.Stopped:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
@@ -38,6 +39,16 @@ func (s *Scheduler) destroy(ctx context.Context, cmd *commandsv1.SandboxCommand,
 func (s *Scheduler) extend(ctx context.Context, cmd *commandsv1.SandboxCommand, until time.Time) (uint64, error) {
 	sb, err := history.Record(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId(), "extended", s.meta(cmd),
 		func(sandbox.Sandbox) sandbox.Command { return sandbox.Extend{At: s.now(), ExpiresAt: until} })
+	return sb.Seq, err
+}
+
+// use records that a sandbox is in use, before it is. Whether that comes before its end or behind is decided by the order in the log, and told.
+func (s *Scheduler) use(ctx context.Context, cmd *commandsv1.SandboxCommand) (uint64, error) {
+	sb, err := history.Record(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId(), "used", s.meta(cmd),
+		func(sandbox.Sandbox) sandbox.Command { return sandbox.Use{At: s.now()} })
+	if err == nil && sb.Ending() {
+		err = fault.Newf(fault.FailedPrecondition, fault.ReasonSandboxDestroyed, "the sandbox was destroyed (%s)", sb.Reason)
+	}
 	return sb.Seq, err
 }
 

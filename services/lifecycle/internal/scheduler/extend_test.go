@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/worker"
@@ -78,4 +80,37 @@ func TestMoreTimeAndExpiryExcludeEachOther(t *testing.T) {
 
 func limits(runtime time.Duration) *eventsv1.Limits {
 	return &eventsv1.Limits{MemoryBytes: 1 << 20, MaxRuntimeMs: uint64(runtime.Milliseconds())}
+}
+
+// Of use and the end of what is idle one is first, and the log says which: use behind the end is refused, and an end that goes by an older look finds
+// that it was used.
+func TestUseAndAnIdleEndExcludeEachOther(t *testing.T) {
+	d := newDesk(t, w1())
+	id := ids.New()
+	data, err := proto.Marshal(&commandsv1.SandboxCommand{
+		CommandId: "c", TenantId: tenant, SandboxId: id,
+		Command: &commandsv1.SandboxCommand_Create{Create: &commandsv1.CreateSandbox{Image: "i", Limits: &eventsv1.Limits{IdleTimeoutMs: 60_000}}},
+	})
+	require.NoError(t, err)
+	require.NoError(t, d.s.Handle(t.Context(), worker.Message{Subject: subject.SandboxCommand(tenant, id), Data: data, Attempt: 1}))
+	record := func(c sandbox.Command) sandbox.Sandbox {
+		s, err := history.Record(t.Context(), d.log, tenant, id, fmt.Sprintf("%T", c), history.Meta{Time: d.now()}, func(sandbox.Sandbox) sandbox.Command { return c })
+		require.NoError(t, err)
+		return s
+	}
+	use := func(id string) *commandsv1.Outcome {
+		return d.ask(id, &commandsv1.SandboxCommand{Command: &commandsv1.SandboxCommand_Use{Use: &commandsv1.UseSandbox{}}})
+	}
+	record(sandbox.Start{Worker: natstest.Worker, Attempt: 1})
+	ready := record(sandbox.MarkReady{Worker: natstest.Worker})
+	d.at.Add(int64(time.Minute))
+	require.True(t, ready.Idle(d.now()))
+	require.Nil(t, use(id).GetError())
+	now, err := history.Load(t.Context(), d.log, tenant, id)
+	require.NoError(t, err)
+	require.False(t, now.Idle(d.now()))
+	require.Nil(t, use(id).GetError())
+	record(sandbox.Destroy{Reason: sandbox.ReasonIdle})
+	require.Equal(t, string(fault.ReasonSandboxDestroyed), use(id).GetError().GetReason())
+	require.Equal(t, string(fault.ReasonSandboxNotFound), use(ids.New()).GetError().GetReason())
 }

@@ -36,10 +36,11 @@ func (l Limits) apply(c *commandsv1.CreateSandbox) (*eventsv1.Limits, *eventsv1.
 	}
 	ask := c.GetLimits()
 	limits := &eventsv1.Limits{
-		CpuMillis:    uint32(pick("limits.cpu_millis", uint64(ask.GetCpuMillis()), uint64(l.Default.GetCpuMillis()), uint64(l.Max.GetCpuMillis()))), //nolint:gosec // all three are uint32
-		MemoryBytes:  pick("limits.memory_bytes", ask.GetMemoryBytes(), l.Default.GetMemoryBytes(), l.Max.GetMemoryBytes()),
-		MaxRuntimeMs: pick("limits.max_runtime", ask.GetMaxRuntimeMs(), l.Default.GetMaxRuntimeMs(), l.Max.GetMaxRuntimeMs()),
-		Pids:         uint32(pick("limits.pids", uint64(ask.GetPids()), uint64(l.Default.GetPids()), uint64(l.Max.GetPids()))), //nolint:gosec // all three are uint32
+		CpuMillis:     uint32(pick("limits.cpu_millis", uint64(ask.GetCpuMillis()), uint64(l.Default.GetCpuMillis()), uint64(l.Max.GetCpuMillis()))), //nolint:gosec // all three are uint32
+		MemoryBytes:   pick("limits.memory_bytes", ask.GetMemoryBytes(), l.Default.GetMemoryBytes(), l.Max.GetMemoryBytes()),
+		MaxRuntimeMs:  pick("limits.max_runtime", ask.GetMaxRuntimeMs(), l.Default.GetMaxRuntimeMs(), l.Max.GetMaxRuntimeMs()),
+		IdleTimeoutMs: ask.GetIdleTimeoutMs(),
+		Pids:          uint32(pick("limits.pids", uint64(ask.GetPids()), uint64(l.Default.GetPids()), uint64(l.Max.GetPids()))), //nolint:gosec // all three are uint32
 	}
 	w := &eventsv1.Workspace{}
 	if c.GetWorkspace() != nil {

@@ -44,6 +44,7 @@ type SandboxCommand struct {
 	//	*SandboxCommand_Create
 	//	*SandboxCommand_Destroy
 	//	*SandboxCommand_Extend
+	//	*SandboxCommand_Use
 	//	*SandboxCommand_Stop
 	//	*SandboxCommand_Start
 	Command       isSandboxCommand_Command `protobuf_oneof:"command"`
@@ -164,6 +165,15 @@ func (x *SandboxCommand) GetExtend() *ExtendSandbox {
 	return nil
 }
 
+func (x *SandboxCommand) GetUse() *UseSandbox {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Use); ok {
+			return x.Use
+		}
+	}
+	return nil
+}
+
 func (x *SandboxCommand) GetStop() *StopSandbox {
 	if x != nil {
 		if x, ok := x.Command.(*SandboxCommand_Stop); ok {
@@ -198,6 +208,10 @@ type SandboxCommand_Extend struct {
 	Extend *ExtendSandbox `protobuf:"bytes,12,opt,name=extend,proto3,oneof"`
 }
 
+type SandboxCommand_Use struct {
+	Use *UseSandbox `protobuf:"bytes,13,opt,name=use,proto3,oneof"`
+}
+
 type SandboxCommand_Stop struct {
 	Stop *StopSandbox `protobuf:"bytes,20,opt,name=stop,proto3,oneof"`
 }
@@ -211,6 +225,8 @@ func (*SandboxCommand_Create) isSandboxCommand_Command() {}
 func (*SandboxCommand_Destroy) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Extend) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Use) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Stop) isSandboxCommand_Command() {}
 
@@ -371,7 +387,7 @@ func (x *CreateSandbox) GetAskedRegion() string {
 
 type DestroySandbox struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// requested, expired, failed, orphaned
+	// requested, expired, idle, failed, orphaned
 	Reason        string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -533,6 +549,43 @@ func (*StartSandbox) Descriptor() ([]byte, []int) {
 	return file_commands_v1_commands_proto_rawDescGZIP(), []int{5}
 }
 
+// UseSandbox: a sandbox with an idle timeout is about to be used.
+type UseSandbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UseSandbox) Reset() {
+	*x = UseSandbox{}
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UseSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UseSandbox) ProtoMessage() {}
+
+func (x *UseSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UseSandbox.ProtoReflect.Descriptor instead.
+func (*UseSandbox) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
+}
+
 type Env struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vars          map[string]string      `protobuf:"bytes,1,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -542,7 +595,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +607,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +620,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Env) GetVars() map[string]string {
@@ -603,7 +656,7 @@ type WorkerCommand struct {
 
 func (x *WorkerCommand) Reset() {
 	*x = WorkerCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +668,7 @@ func (x *WorkerCommand) String() string {
 func (*WorkerCommand) ProtoMessage() {}
 
 func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +681,7 @@ func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerCommand.ProtoReflect.Descriptor instead.
 func (*WorkerCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WorkerCommand) GetCommandId() string {
@@ -767,7 +820,7 @@ type Materialise struct {
 
 func (x *Materialise) Reset() {
 	*x = Materialise{}
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +832,7 @@ func (x *Materialise) String() string {
 func (*Materialise) ProtoMessage() {}
 
 func (x *Materialise) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +845,7 @@ func (x *Materialise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialise.ProtoReflect.Descriptor instead.
 func (*Materialise) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Materialise) GetSealedEnv() []byte {
@@ -811,7 +864,7 @@ type Teardown struct {
 
 func (x *Teardown) Reset() {
 	*x = Teardown{}
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +876,7 @@ func (x *Teardown) String() string {
 func (*Teardown) ProtoMessage() {}
 
 func (x *Teardown) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +889,7 @@ func (x *Teardown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Teardown.ProtoReflect.Descriptor instead.
 func (*Teardown) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Teardown) GetReason() string {
@@ -855,7 +908,7 @@ type Halt struct {
 
 func (x *Halt) Reset() {
 	*x = Halt{}
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +920,7 @@ func (x *Halt) String() string {
 func (*Halt) ProtoMessage() {}
 
 func (x *Halt) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +933,7 @@ func (x *Halt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Halt.ProtoReflect.Descriptor instead.
 func (*Halt) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
 }
 
 type DeleteWorkspace struct {
@@ -892,7 +945,7 @@ type DeleteWorkspace struct {
 
 func (x *DeleteWorkspace) Reset() {
 	*x = DeleteWorkspace{}
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +957,7 @@ func (x *DeleteWorkspace) String() string {
 func (*DeleteWorkspace) ProtoMessage() {}
 
 func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +970,7 @@ func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspace.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspace) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteWorkspace) GetReason() string {
@@ -949,7 +1002,7 @@ type ExecCommand struct {
 
 func (x *ExecCommand) Reset() {
 	*x = ExecCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1014,7 @@ func (x *ExecCommand) String() string {
 func (*ExecCommand) ProtoMessage() {}
 
 func (x *ExecCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1027,7 @@ func (x *ExecCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCommand.ProtoReflect.Descriptor instead.
 func (*ExecCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecCommand) GetCommandId() string {
@@ -1087,7 +1140,7 @@ type StartExec struct {
 
 func (x *StartExec) Reset() {
 	*x = StartExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1152,7 @@ func (x *StartExec) String() string {
 func (*StartExec) ProtoMessage() {}
 
 func (x *StartExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1165,7 @@ func (x *StartExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExec.ProtoReflect.Descriptor instead.
 func (*StartExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StartExec) GetSpec() *v1.ExecSpec {
@@ -1146,7 +1199,7 @@ type CancelExec struct {
 
 func (x *CancelExec) Reset() {
 	*x = CancelExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1211,7 @@ func (x *CancelExec) String() string {
 func (*CancelExec) ProtoMessage() {}
 
 func (x *CancelExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1224,7 @@ func (x *CancelExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExec.ProtoReflect.Descriptor instead.
 func (*CancelExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CancelExec) GetReason() string {
@@ -1197,7 +1250,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1262,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1275,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Outcome) GetCommandId() string {
@@ -1282,6 +1335,8 @@ type SandboxView struct {
 	Endpoint *v1.Endpoint `protobuf:"bytes,20,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// When its time ends; absent: as requested, or never.
 	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// Until when it counts as in use; absent: since it runs.
+	UsedUntil *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=used_until,json=usedUntil,proto3" json:"used_until,omitempty"`
 	// When its present or last start was asked for; absent: with its creation.
 	OrderedAt     *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=ordered_at,json=orderedAt,proto3" json:"ordered_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1290,7 +1345,7 @@ type SandboxView struct {
 
 func (x *SandboxView) Reset() {
 	*x = SandboxView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1357,7 @@ func (x *SandboxView) String() string {
 func (*SandboxView) ProtoMessage() {}
 
 func (x *SandboxView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1370,7 @@ func (x *SandboxView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxView.ProtoReflect.Descriptor instead.
 func (*SandboxView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SandboxView) GetTenantId() string {
@@ -1465,6 +1520,13 @@ func (x *SandboxView) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *SandboxView) GetUsedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UsedUntil
+	}
+	return nil
+}
+
 func (x *SandboxView) GetOrderedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.OrderedAt
@@ -1495,7 +1557,7 @@ type ExecView struct {
 
 func (x *ExecView) Reset() {
 	*x = ExecView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1569,7 @@ func (x *ExecView) String() string {
 func (*ExecView) ProtoMessage() {}
 
 func (x *ExecView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1582,7 @@ func (x *ExecView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecView.ProtoReflect.Descriptor instead.
 func (*ExecView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecView) GetTenantId() string {
@@ -1640,7 +1702,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1714,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1727,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1753,7 +1815,7 @@ type FileCall struct {
 
 func (x *FileCall) Reset() {
 	*x = FileCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1827,7 @@ func (x *FileCall) String() string {
 func (*FileCall) ProtoMessage() {}
 
 func (x *FileCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1840,7 @@ func (x *FileCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileCall.ProtoReflect.Descriptor instead.
 func (*FileCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FileCall) GetTenantId() string {
@@ -1922,7 +1984,7 @@ type ReadPart struct {
 
 func (x *ReadPart) Reset() {
 	*x = ReadPart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +1996,7 @@ func (x *ReadPart) String() string {
 func (*ReadPart) ProtoMessage() {}
 
 func (x *ReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2009,7 @@ func (x *ReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPart.ProtoReflect.Descriptor instead.
 func (*ReadPart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReadPart) GetPath() string {
@@ -1991,7 +2053,7 @@ type WritePart struct {
 
 func (x *WritePart) Reset() {
 	*x = WritePart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2065,7 @@ func (x *WritePart) String() string {
 func (*WritePart) ProtoMessage() {}
 
 func (x *WritePart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2078,7 @@ func (x *WritePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePart.ProtoReflect.Descriptor instead.
 func (*WritePart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WritePart) GetPath() string {
@@ -2095,7 +2157,7 @@ type ListCall struct {
 
 func (x *ListCall) Reset() {
 	*x = ListCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2169,7 @@ func (x *ListCall) String() string {
 func (*ListCall) ProtoMessage() {}
 
 func (x *ListCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2182,7 @@ func (x *ListCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCall.ProtoReflect.Descriptor instead.
 func (*ListCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListCall) GetPath() string {
@@ -2161,7 +2223,7 @@ type StatCall struct {
 
 func (x *StatCall) Reset() {
 	*x = StatCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2235,7 @@ func (x *StatCall) String() string {
 func (*StatCall) ProtoMessage() {}
 
 func (x *StatCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2248,7 @@ func (x *StatCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatCall.ProtoReflect.Descriptor instead.
 func (*StatCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatCall) GetPath() string {
@@ -2213,7 +2275,7 @@ type DeleteCall struct {
 
 func (x *DeleteCall) Reset() {
 	*x = DeleteCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2225,7 +2287,7 @@ func (x *DeleteCall) String() string {
 func (*DeleteCall) ProtoMessage() {}
 
 func (x *DeleteCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2238,7 +2300,7 @@ func (x *DeleteCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCall.ProtoReflect.Descriptor instead.
 func (*DeleteCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteCall) GetPath() string {
@@ -2268,7 +2330,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2342,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2355,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2332,7 +2394,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2406,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2419,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
 }
 
 type FileReply struct {
@@ -2388,7 +2450,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2462,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2475,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2542,7 +2604,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2616,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2629,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2630,7 +2692,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2704,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2717,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -2712,7 +2774,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2786,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2799,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -2779,7 +2841,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2853,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2866,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -2818,7 +2880,7 @@ var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x04\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x04\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2832,7 +2894,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06create\x18\n" +
 	" \x01(\v2$.sandtrail.commands.v1.CreateSandboxH\x00R\x06create\x12A\n" +
 	"\adestroy\x18\v \x01(\v2%.sandtrail.commands.v1.DestroySandboxH\x00R\adestroy\x12>\n" +
-	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extend\x128\n" +
+	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extend\x125\n" +
+	"\x03use\x18\r \x01(\v2!.sandtrail.commands.v1.UseSandboxH\x00R\x03use\x128\n" +
 	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
 	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05startB\t\n" +
 	"\acommand\"\xb5\x04\n" +
@@ -2863,7 +2926,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\r\n" +
 	"\vStopSandbox\"\x0e\n" +
-	"\fStartSandbox\"x\n" +
+	"\fStartSandbox\"\f\n" +
+	"\n" +
+	"UseSandbox\"x\n" +
 	"\x03Env\x128\n" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
@@ -2922,7 +2987,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12,\n" +
 	"\x05error\x18\x02 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x1b\n" +
-	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xf6\a\n" +
+	"\tgrpc_code\x18\x04 \x01(\rR\bgrpcCode\"\xb1\b\n" +
 	"\vSandboxView\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -2949,6 +3014,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\bendpoint\x18\x14 \x01(\v2\x1d.sandtrail.events.v1.EndpointR\bendpoint\x129\n" +
 	"\n" +
 	"expires_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x129\n" +
+	"\n" +
+	"used_until\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\tusedUntil\x129\n" +
 	"\n" +
 	"ordered_at\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\torderedAt\"\xca\x04\n" +
 	"\bExecView\x12\x1b\n" +
@@ -3087,7 +3154,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3095,105 +3162,108 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*ExtendSandbox)(nil),         // 3: sandtrail.commands.v1.ExtendSandbox
 	(*StopSandbox)(nil),           // 4: sandtrail.commands.v1.StopSandbox
 	(*StartSandbox)(nil),          // 5: sandtrail.commands.v1.StartSandbox
-	(*Env)(nil),                   // 6: sandtrail.commands.v1.Env
-	(*WorkerCommand)(nil),         // 7: sandtrail.commands.v1.WorkerCommand
-	(*Materialise)(nil),           // 8: sandtrail.commands.v1.Materialise
-	(*Teardown)(nil),              // 9: sandtrail.commands.v1.Teardown
-	(*Halt)(nil),                  // 10: sandtrail.commands.v1.Halt
-	(*DeleteWorkspace)(nil),       // 11: sandtrail.commands.v1.DeleteWorkspace
-	(*ExecCommand)(nil),           // 12: sandtrail.commands.v1.ExecCommand
-	(*StartExec)(nil),             // 13: sandtrail.commands.v1.StartExec
-	(*CancelExec)(nil),            // 14: sandtrail.commands.v1.CancelExec
-	(*Outcome)(nil),               // 15: sandtrail.commands.v1.Outcome
-	(*SandboxView)(nil),           // 16: sandtrail.commands.v1.SandboxView
-	(*ExecView)(nil),              // 17: sandtrail.commands.v1.ExecView
-	(*WorkerStatus)(nil),          // 18: sandtrail.commands.v1.WorkerStatus
-	(*FileCall)(nil),              // 19: sandtrail.commands.v1.FileCall
-	(*ReadPart)(nil),              // 20: sandtrail.commands.v1.ReadPart
-	(*WritePart)(nil),             // 21: sandtrail.commands.v1.WritePart
-	(*ListCall)(nil),              // 22: sandtrail.commands.v1.ListCall
-	(*StatCall)(nil),              // 23: sandtrail.commands.v1.StatCall
-	(*DeleteCall)(nil),            // 24: sandtrail.commands.v1.DeleteCall
-	(*StdinCall)(nil),             // 25: sandtrail.commands.v1.StdinCall
-	(*StatsCall)(nil),             // 26: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 27: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 28: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 29: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 30: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 31: sandtrail.commands.v1.RedriveCall
-	nil,                           // 32: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 33: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 35: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 36: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 37: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 38: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 39: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 40: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 41: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 42: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 43: sandtrail.events.v1.ExecLost
-	(*v12.UsageRow)(nil),          // 44: compute.v1.UsageRow
+	(*UseSandbox)(nil),            // 6: sandtrail.commands.v1.UseSandbox
+	(*Env)(nil),                   // 7: sandtrail.commands.v1.Env
+	(*WorkerCommand)(nil),         // 8: sandtrail.commands.v1.WorkerCommand
+	(*Materialise)(nil),           // 9: sandtrail.commands.v1.Materialise
+	(*Teardown)(nil),              // 10: sandtrail.commands.v1.Teardown
+	(*Halt)(nil),                  // 11: sandtrail.commands.v1.Halt
+	(*DeleteWorkspace)(nil),       // 12: sandtrail.commands.v1.DeleteWorkspace
+	(*ExecCommand)(nil),           // 13: sandtrail.commands.v1.ExecCommand
+	(*StartExec)(nil),             // 14: sandtrail.commands.v1.StartExec
+	(*CancelExec)(nil),            // 15: sandtrail.commands.v1.CancelExec
+	(*Outcome)(nil),               // 16: sandtrail.commands.v1.Outcome
+	(*SandboxView)(nil),           // 17: sandtrail.commands.v1.SandboxView
+	(*ExecView)(nil),              // 18: sandtrail.commands.v1.ExecView
+	(*WorkerStatus)(nil),          // 19: sandtrail.commands.v1.WorkerStatus
+	(*FileCall)(nil),              // 20: sandtrail.commands.v1.FileCall
+	(*ReadPart)(nil),              // 21: sandtrail.commands.v1.ReadPart
+	(*WritePart)(nil),             // 22: sandtrail.commands.v1.WritePart
+	(*ListCall)(nil),              // 23: sandtrail.commands.v1.ListCall
+	(*StatCall)(nil),              // 24: sandtrail.commands.v1.StatCall
+	(*DeleteCall)(nil),            // 25: sandtrail.commands.v1.DeleteCall
+	(*StdinCall)(nil),             // 26: sandtrail.commands.v1.StdinCall
+	(*StatsCall)(nil),             // 27: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 28: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 29: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 30: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 31: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 32: sandtrail.commands.v1.RedriveCall
+	nil,                           // 33: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 34: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 36: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 37: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 38: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 39: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 40: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 41: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 42: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 43: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 44: sandtrail.events.v1.ExecLost
+	(*v12.UsageRow)(nil),          // 45: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	34, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	35, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
-	4,  // 4: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
-	5,  // 5: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	35, // 6: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	36, // 7: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	32, // 8: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	34, // 9: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	33, // 10: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	34, // 11: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	8,  // 12: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	9,  // 13: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	11, // 14: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	10, // 15: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	34, // 16: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	13, // 17: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	14, // 18: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	37, // 19: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	38, // 20: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	39, // 21: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	34, // 22: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	34, // 23: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	34, // 24: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	34, // 25: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	40, // 26: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	34, // 27: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	34, // 28: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	41, // 29: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	34, // 30: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	34, // 31: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	37, // 32: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	42, // 33: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	43, // 34: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	34, // 35: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	34, // 36: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	34, // 37: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	34, // 38: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	20, // 39: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	21, // 40: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	22, // 41: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	26, // 42: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	23, // 43: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	24, // 44: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	25, // 45: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	38, // 46: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	28, // 47: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	40, // 48: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	34, // 49: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	34, // 50: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	38, // 51: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	44, // 52: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	53, // [53:53] is the sub-list for method output_type
-	53, // [53:53] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	6,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
+	4,  // 5: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
+	5,  // 6: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
+	36, // 7: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	37, // 8: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	33, // 9: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	35, // 10: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	34, // 11: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	35, // 12: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	9,  // 13: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	10, // 14: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	12, // 15: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	11, // 16: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	35, // 17: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	14, // 18: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	15, // 19: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	38, // 20: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	39, // 21: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	40, // 22: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	35, // 23: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	35, // 24: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	35, // 25: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	35, // 26: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	41, // 27: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	35, // 28: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	35, // 29: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	42, // 30: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	35, // 31: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	35, // 32: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	35, // 33: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	38, // 34: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	43, // 35: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	44, // 36: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	35, // 37: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	35, // 38: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	35, // 39: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	35, // 40: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	21, // 41: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	22, // 42: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	23, // 43: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	27, // 44: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	24, // 45: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	25, // 46: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	26, // 47: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	39, // 48: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	29, // 49: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	41, // 50: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	35, // 51: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	35, // 52: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	39, // 53: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	45, // 54: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3205,20 +3275,21 @@ func file_commands_v1_commands_proto_init() {
 		(*SandboxCommand_Create)(nil),
 		(*SandboxCommand_Destroy)(nil),
 		(*SandboxCommand_Extend)(nil),
+		(*SandboxCommand_Use)(nil),
 		(*SandboxCommand_Stop)(nil),
 		(*SandboxCommand_Start)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[7].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[8].OneofWrappers = []any{
 		(*WorkerCommand_Materialise)(nil),
 		(*WorkerCommand_Teardown)(nil),
 		(*WorkerCommand_DeleteWorkspace)(nil),
 		(*WorkerCommand_Halt)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[12].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[13].OneofWrappers = []any{
 		(*ExecCommand_Start)(nil),
 		(*ExecCommand_Cancel)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[19].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[20].OneofWrappers = []any{
 		(*FileCall_Read)(nil),
 		(*FileCall_Write)(nil),
 		(*FileCall_List)(nil),
@@ -3233,7 +3304,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -155,7 +155,9 @@ type ResourceLimits struct {
 	// How long the sandbox may live, start-up included; absent is the server's default.
 	MaxRuntime *durationpb.Duration `protobuf:"bytes,3,opt,name=max_runtime,json=maxRuntime,proto3" json:"max_runtime,omitempty"`
 	// Processes and threads at once; 0 is the server's default.
-	Pids          uint32 `protobuf:"varint,100,opt,name=pids,proto3" json:"pids,omitempty"`
+	Pids uint32 `protobuf:"varint,100,opt,name=pids,proto3" json:"pids,omitempty"`
+	// End it once no command ran or was started and no file call came for so long, or up to half of that longer; absent: it may be idle.
+	IdleTimeout   *durationpb.Duration `protobuf:"bytes,101,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -216,6 +218,13 @@ func (x *ResourceLimits) GetPids() uint32 {
 		return x.Pids
 	}
 	return 0
+}
+
+func (x *ResourceLimits) GetIdleTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.IdleTimeout
+	}
+	return nil
 }
 
 type CreateSandboxRequest struct {
@@ -943,9 +952,8 @@ type ExecCommandRequest struct {
 	Stdin []byte `protobuf:"bytes,100,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// The exec goes on when this call's client goes away.
 	Detach bool `protobuf:"varint,101,opt,name=detach,proto3" json:"detach,omitempty"`
-	// How many bytes of each stream are recorded as they come; 0 is the server's limit, over which (1 TiB
-	// at most) the call is refused. Of what comes
-	// behind them the last MiB is recorded at the end (or as much as the limit, if that is less), what lies between is a gap.
+	// How many bytes of each stream are recorded as they come; 0 is the server's limit, over which (1 TiB at most) the call is refused. Of
+	// what comes behind them the last MiB is recorded at the end (or as much as the limit, if that is less), what lies between is a gap.
 	OutputLimitBytes uint64 `protobuf:"varint,102,opt,name=output_limit_bytes,json=outputLimitBytes,proto3" json:"output_limit_bytes,omitempty"`
 	// End the command when a stream passes the limit, with reason output_limit. Otherwise it goes on.
 	StopAtOutputLimit bool `protobuf:"varint,103,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
@@ -3014,20 +3022,22 @@ var File_compute_v1_compute_proto protoreflect.FileDescriptor
 const file_compute_v1_compute_proto_rawDesc = "" +
 	"\n" +
 	"\x18compute/v1/compute.proto\x12\n" +
-	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x16compute/v1/quota.proto\x1a\x15compute/v1/stop.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
+	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x17compute/v1/extend.proto\x1a\x16compute/v1/quota.proto\x1a\x15compute/v1/stop.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
 	"\rWorkspaceSpec\x12-\n" +
 	"\rstorage_class\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\fstorageClass\x12\x1b\n" +
 	"\x04size\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04size\x12\xe4\x01\n" +
 	"\n" +
 	"mount_path\x18\x03 \x01(\tB\xc4\x01\xbaH\xc0\x01\xba\x01\xbc\x01\n" +
-	"\x14workspace.mount_path\x12=must be an absolute path without .. of at most 255 characters\x1aethis == '' || (this.startsWith('/') && this.size() > 1 && this.size() <= 255 && !this.contains('..'))R\tmountPath\"\xcb\x01\n" +
+	"\x14workspace.mount_path\x12=must be an absolute path without .. of at most 255 characters\x1aethis == '' || (this.startsWith('/') && this.size() > 1 && this.size() <= 255 && !this.contains('..'))R\tmountPath\"\x9c\x02\n" +
 	"\x0eResourceLimits\x12(\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rB\t\xbaH\x06*\x04\x18\x80\xd0\x0fR\tcpuMillis\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12M\n" +
 	"\vmax_runtime\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\n" +
 	"maxRuntime\x12\x1d\n" +
-	"\x04pids\x18d \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x02R\x04pids\"\xa8\x05\n" +
+	"\x04pids\x18d \x01(\rB\t\xbaH\x06*\x04\x18\x80\x80\x02R\x04pids\x12O\n" +
+	"\fidle_timeout\x18e \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\n" +
+	"R\vidleTimeout\"\xa8\x05\n" +
 	"\x14CreateSandboxRequest\x12<\n" +
 	"\ttenant_id\x18\x01 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\x12'\n" +
 	"\n" +
@@ -3316,7 +3326,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x17SANDBOX_STATUS_STARTING\x10\x01\x12\x18\n" +
 	"\x14SANDBOX_STATUS_READY\x10\x02\x12\x19\n" +
 	"\x15SANDBOX_STATUS_FAILED\x10\x03\x12\x1c\n" +
-	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\xf1\t\n" +
+	"\x18SANDBOX_STATUS_DESTROYED\x10\x042\xc7\n" +
+	"\n" +
 	"\x0eComputeService\x12T\n" +
 	"\rCreateSandbox\x12 .compute.v1.CreateSandboxRequest\x1a!.compute.v1.CreateSandboxResponse\x12W\n" +
 	"\x0eDestroySandbox\x12!.compute.v1.DestroySandboxRequest\x1a\".compute.v1.DestroySandboxResponse\x12Z\n" +
@@ -3334,7 +3345,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"CancelExec\x12\x1d.compute.v1.CancelExecRequest\x1a\x1e.compute.v1.CancelExecResponse\x12B\n" +
 	"\aGetExec\x12\x1a.compute.v1.GetExecRequest\x1a\x1b.compute.v1.GetExecResponse\x12P\n" +
 	"\vWatchEvents\x12\x1e.compute.v1.WatchEventsRequest\x1a\x1f.compute.v1.WatchEventsResponse0\x01\x12H\n" +
-	"\tListUsage\x12\x1c.compute.v1.ListUsageRequest\x1a\x1d.compute.v1.ListUsageResponse\x12E\n" +
+	"\tListUsage\x12\x1c.compute.v1.ListUsageRequest\x1a\x1d.compute.v1.ListUsageResponse\x12T\n" +
+	"\rExtendSandbox\x12 .compute.v1.ExtendSandboxRequest\x1a!.compute.v1.ExtendSandboxResponse\x12E\n" +
 	"\bGetQuota\x12\x1b.compute.v1.GetQuotaRequest\x1a\x1c.compute.v1.GetQuotaResponseBBZ@github.com/sandtrail/sandtrail/proto/gen/go/compute/v1;computev1b\x06proto3"
 
 var (
@@ -3402,101 +3414,106 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*v1.LimitHit)(nil),             // 47: common.v1.LimitHit
 	(*StopSandboxRequest)(nil),      // 48: compute.v1.StopSandboxRequest
 	(*StartSandboxRequest)(nil),     // 49: compute.v1.StartSandboxRequest
-	(*GetQuotaRequest)(nil),         // 50: compute.v1.GetQuotaRequest
-	(*StopSandboxResponse)(nil),     // 51: compute.v1.StopSandboxResponse
-	(*StartSandboxResponse)(nil),    // 52: compute.v1.StartSandboxResponse
-	(*GetQuotaResponse)(nil),        // 53: compute.v1.GetQuotaResponse
+	(*ExtendSandboxRequest)(nil),    // 50: compute.v1.ExtendSandboxRequest
+	(*GetQuotaRequest)(nil),         // 51: compute.v1.GetQuotaRequest
+	(*StopSandboxResponse)(nil),     // 52: compute.v1.StopSandboxResponse
+	(*StartSandboxResponse)(nil),    // 53: compute.v1.StartSandboxResponse
+	(*ExtendSandboxResponse)(nil),   // 54: compute.v1.ExtendSandboxResponse
+	(*GetQuotaResponse)(nil),        // 55: compute.v1.GetQuotaResponse
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
 	42, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
-	1,  // 1: compute.v1.CreateSandboxRequest.workspace:type_name -> compute.v1.WorkspaceSpec
-	2,  // 2: compute.v1.CreateSandboxRequest.limits:type_name -> compute.v1.ResourceLimits
-	38, // 3: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
-	39, // 4: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
-	0,  // 5: compute.v1.CreateSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	43, // 6: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	42, // 7: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
-	44, // 8: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
-	43, // 9: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	0,  // 10: compute.v1.DescribeSandboxResponse.status:type_name -> compute.v1.SandboxStatus
-	43, // 11: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
-	42, // 12: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
-	44, // 13: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
-	9,  // 14: compute.v1.DescribeSandboxResponse.detail:type_name -> compute.v1.SandboxDetail
-	40, // 15: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
-	2,  // 16: compute.v1.SandboxDetail.limits:type_name -> compute.v1.ResourceLimits
-	1,  // 17: compute.v1.SandboxDetail.workspace:type_name -> compute.v1.WorkspaceSpec
-	43, // 18: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
-	43, // 19: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 20: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
-	43, // 21: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	45, // 22: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
-	0,  // 23: compute.v1.ListSandboxesRequest.statuses:type_name -> compute.v1.SandboxStatus
-	8,  // 24: compute.v1.ListSandboxesResponse.sandboxes:type_name -> compute.v1.DescribeSandboxResponse
-	46, // 25: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
-	41, // 26: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
-	42, // 27: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
-	13, // 28: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
-	14, // 29: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
-	18, // 30: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
-	16, // 31: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
-	17, // 32: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
-	43, // 33: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
-	42, // 34: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
-	44, // 35: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	19, // 36: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
-	19, // 37: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
-	47, // 38: compute.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	20, // 39: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
-	27, // 40: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
-	43, // 41: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 42: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
-	43, // 43: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
-	43, // 44: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
-	43, // 45: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 46: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
-	45, // 47: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
-	37, // 48: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
-	46, // 49: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
-	43, // 50: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
-	44, // 51: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
-	3,  // 52: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
-	5,  // 53: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
-	7,  // 54: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	48, // 55: compute.v1.ComputeService.StopSandbox:input_type -> compute.v1.StopSandboxRequest
-	49, // 56: compute.v1.ComputeService.StartSandbox:input_type -> compute.v1.StartSandboxRequest
-	12, // 57: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	21, // 58: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	23, // 59: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	25, // 60: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 61: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	28, // 62: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	29, // 63: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	31, // 64: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	33, // 65: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	35, // 66: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
-	50, // 67: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
-	4,  // 68: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 69: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 70: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	51, // 71: compute.v1.ComputeService.StopSandbox:output_type -> compute.v1.StopSandboxResponse
-	52, // 72: compute.v1.ComputeService.StartSandbox:output_type -> compute.v1.StartSandboxResponse
-	15, // 73: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	22, // 74: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	24, // 75: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	26, // 76: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 77: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 78: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	30, // 79: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	32, // 80: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	34, // 81: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	36, // 82: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
-	53, // 83: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
-	68, // [68:84] is the sub-list for method output_type
-	52, // [52:68] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	42, // 1: compute.v1.ResourceLimits.idle_timeout:type_name -> google.protobuf.Duration
+	1,  // 2: compute.v1.CreateSandboxRequest.workspace:type_name -> compute.v1.WorkspaceSpec
+	2,  // 3: compute.v1.CreateSandboxRequest.limits:type_name -> compute.v1.ResourceLimits
+	38, // 4: compute.v1.CreateSandboxRequest.env_vars:type_name -> compute.v1.CreateSandboxRequest.EnvVarsEntry
+	39, // 5: compute.v1.CreateSandboxRequest.labels:type_name -> compute.v1.CreateSandboxRequest.LabelsEntry
+	0,  // 6: compute.v1.CreateSandboxResponse.status:type_name -> compute.v1.SandboxStatus
+	43, // 7: compute.v1.CreateSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	42, // 8: compute.v1.DestroySandboxResponse.total_uptime:type_name -> google.protobuf.Duration
+	44, // 9: compute.v1.DestroySandboxResponse.total_usage:type_name -> common.v1.UsageMetrics
+	43, // 10: compute.v1.DestroySandboxResponse.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	0,  // 11: compute.v1.DescribeSandboxResponse.status:type_name -> compute.v1.SandboxStatus
+	43, // 12: compute.v1.DescribeSandboxResponse.created_at:type_name -> google.protobuf.Timestamp
+	42, // 13: compute.v1.DescribeSandboxResponse.current_uptime:type_name -> google.protobuf.Duration
+	44, // 14: compute.v1.DescribeSandboxResponse.current_usage:type_name -> common.v1.UsageMetrics
+	9,  // 15: compute.v1.DescribeSandboxResponse.detail:type_name -> compute.v1.SandboxDetail
+	40, // 16: compute.v1.SandboxDetail.labels:type_name -> compute.v1.SandboxDetail.LabelsEntry
+	2,  // 17: compute.v1.SandboxDetail.limits:type_name -> compute.v1.ResourceLimits
+	1,  // 18: compute.v1.SandboxDetail.workspace:type_name -> compute.v1.WorkspaceSpec
+	43, // 19: compute.v1.SandboxDetail.ready_at:type_name -> google.protobuf.Timestamp
+	43, // 20: compute.v1.SandboxDetail.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 21: compute.v1.SandboxDetail.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 22: compute.v1.SandboxDetail.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	45, // 23: compute.v1.ListSandboxesRequest.page:type_name -> common.v1.PageRequest
+	0,  // 24: compute.v1.ListSandboxesRequest.statuses:type_name -> compute.v1.SandboxStatus
+	8,  // 25: compute.v1.ListSandboxesResponse.sandboxes:type_name -> compute.v1.DescribeSandboxResponse
+	46, // 26: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
+	41, // 27: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
+	42, // 28: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
+	13, // 29: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
+	14, // 30: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
+	18, // 31: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
+	16, // 32: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
+	17, // 33: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
+	43, // 34: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
+	42, // 35: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
+	44, // 36: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	19, // 37: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
+	19, // 38: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
+	47, // 39: compute.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	20, // 40: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
+	27, // 41: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
+	43, // 42: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 43: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
+	43, // 44: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 45: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
+	43, // 46: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 47: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
+	45, // 48: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
+	37, // 49: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
+	46, // 50: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
+	43, // 51: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
+	44, // 52: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
+	3,  // 53: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
+	5,  // 54: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
+	7,  // 55: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
+	48, // 56: compute.v1.ComputeService.StopSandbox:input_type -> compute.v1.StopSandboxRequest
+	49, // 57: compute.v1.ComputeService.StartSandbox:input_type -> compute.v1.StartSandboxRequest
+	12, // 58: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	21, // 59: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	23, // 60: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	25, // 61: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 62: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	28, // 63: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	29, // 64: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	31, // 65: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	33, // 66: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	35, // 67: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	50, // 68: compute.v1.ComputeService.ExtendSandbox:input_type -> compute.v1.ExtendSandboxRequest
+	51, // 69: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
+	4,  // 70: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 71: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 72: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	52, // 73: compute.v1.ComputeService.StopSandbox:output_type -> compute.v1.StopSandboxResponse
+	53, // 74: compute.v1.ComputeService.StartSandbox:output_type -> compute.v1.StartSandboxResponse
+	15, // 75: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	22, // 76: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	24, // 77: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	26, // 78: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 79: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 80: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	30, // 81: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	32, // 82: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	34, // 83: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	36, // 84: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	54, // 85: compute.v1.ComputeService.ExtendSandbox:output_type -> compute.v1.ExtendSandboxResponse
+	55, // 86: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
+	70, // [70:87] is the sub-list for method output_type
+	53, // [53:70] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_compute_v1_compute_proto_init() }
@@ -3504,6 +3521,7 @@ func file_compute_v1_compute_proto_init() {
 	if File_compute_v1_compute_proto != nil {
 		return
 	}
+	file_compute_v1_extend_proto_init()
 	file_compute_v1_quota_proto_init()
 	file_compute_v1_stop_proto_init()
 	file_compute_v1_compute_proto_msgTypes[14].OneofWrappers = []any{

@@ -37,6 +37,7 @@ const (
 	ComputeService_GetExec_FullMethodName         = "/compute.v1.ComputeService/GetExec"
 	ComputeService_WatchEvents_FullMethodName     = "/compute.v1.ComputeService/WatchEvents"
 	ComputeService_ListUsage_FullMethodName       = "/compute.v1.ComputeService/ListUsage"
+	ComputeService_ExtendSandbox_FullMethodName   = "/compute.v1.ComputeService/ExtendSandbox"
 	ComputeService_GetQuota_FullMethodName        = "/compute.v1.ComputeService/GetQuota"
 )
 
@@ -78,6 +79,8 @@ type ComputeServiceClient interface {
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEventsResponse], error)
 	// ListUsage pages through the tenant's usage rows, newest first. A row appears within seconds of its event.
 	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
+	// ExtendSandbox lets a sandbox live for some time from now on, at least. Once its time is over it is FAILED_PRECONDITION.
+	ExtendSandbox(ctx context.Context, in *ExtendSandboxRequest, opts ...grpc.CallOption) (*ExtendSandboxResponse, error)
 	// GetQuota returns what the tenant may use at once, and what of it is in use.
 	GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*GetQuotaResponse, error)
 }
@@ -267,6 +270,16 @@ func (c *computeServiceClient) ListUsage(ctx context.Context, in *ListUsageReque
 	return out, nil
 }
 
+func (c *computeServiceClient) ExtendSandbox(ctx context.Context, in *ExtendSandboxRequest, opts ...grpc.CallOption) (*ExtendSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExtendSandboxResponse)
+	err := c.cc.Invoke(ctx, ComputeService_ExtendSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *computeServiceClient) GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*GetQuotaResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetQuotaResponse)
@@ -315,6 +328,8 @@ type ComputeServiceServer interface {
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[WatchEventsResponse]) error
 	// ListUsage pages through the tenant's usage rows, newest first. A row appears within seconds of its event.
 	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
+	// ExtendSandbox lets a sandbox live for some time from now on, at least. Once its time is over it is FAILED_PRECONDITION.
+	ExtendSandbox(context.Context, *ExtendSandboxRequest) (*ExtendSandboxResponse, error)
 	// GetQuota returns what the tenant may use at once, and what of it is in use.
 	GetQuota(context.Context, *GetQuotaRequest) (*GetQuotaResponse, error)
 	mustEmbedUnimplementedComputeServiceServer()
@@ -371,6 +386,9 @@ func (UnimplementedComputeServiceServer) WatchEvents(*WatchEventsRequest, grpc.S
 }
 func (UnimplementedComputeServiceServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
+}
+func (UnimplementedComputeServiceServer) ExtendSandbox(context.Context, *ExtendSandboxRequest) (*ExtendSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExtendSandbox not implemented")
 }
 func (UnimplementedComputeServiceServer) GetQuota(context.Context, *GetQuotaRequest) (*GetQuotaResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetQuota not implemented")
@@ -645,6 +663,24 @@ func _ComputeService_ListUsage_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ComputeService_ExtendSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ComputeServiceServer).ExtendSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ComputeService_ExtendSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ComputeServiceServer).ExtendSandbox(ctx, req.(*ExtendSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ComputeService_GetQuota_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetQuotaRequest)
 	if err := dec(in); err != nil {
@@ -717,6 +753,10 @@ var ComputeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListUsage",
 			Handler:    _ComputeService_ListUsage_Handler,
+		},
+		{
+			MethodName: "ExtendSandbox",
+			Handler:    _ComputeService_ExtendSandbox_Handler,
 		},
 		{
 			MethodName: "GetQuota",

@@ -90,11 +90,13 @@ func (x *Workspace) GetStorageClass() string {
 }
 
 type Limits struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	CpuMillis     uint32                 `protobuf:"varint,1,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	MaxRuntimeMs  uint64                 `protobuf:"varint,3,opt,name=max_runtime_ms,json=maxRuntimeMs,proto3" json:"max_runtime_ms,omitempty"`
-	Pids          uint32                 `protobuf:"varint,4,opt,name=pids,proto3" json:"pids,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	CpuMillis    uint32                 `protobuf:"varint,1,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	MemoryBytes  uint64                 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	MaxRuntimeMs uint64                 `protobuf:"varint,3,opt,name=max_runtime_ms,json=maxRuntimeMs,proto3" json:"max_runtime_ms,omitempty"`
+	Pids         uint32                 `protobuf:"varint,4,opt,name=pids,proto3" json:"pids,omitempty"`
+	// For how long nothing may be done with it before it is ended; 0: it may be idle.
+	IdleTimeoutMs uint64 `protobuf:"varint,5,opt,name=idle_timeout_ms,json=idleTimeoutMs,proto3" json:"idle_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +155,13 @@ func (x *Limits) GetMaxRuntimeMs() uint64 {
 func (x *Limits) GetPids() uint32 {
 	if x != nil {
 		return x.Pids
+	}
+	return 0
+}
+
+func (x *Limits) GetIdleTimeoutMs() uint64 {
+	if x != nil {
+		return x.IdleTimeoutMs
 	}
 	return 0
 }
@@ -1001,7 +1010,7 @@ func (x *SandboxStopped) GetMessage() string {
 	return ""
 }
 
-// SandboxDestroying: its end was decided. reason: requested, expired, failed, orphaned.
+// SandboxDestroying: its end was decided. reason: requested, expired, idle, failed, orphaned.
 type SandboxDestroying struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1215,6 +1224,51 @@ func (x *SandboxExtended) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// SandboxUsed: of one with an idle timeout: it counts as in use until then, at least. Recorded ahead, so that most uses record nothing.
+type SandboxUsed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxUsed) Reset() {
+	*x = SandboxUsed{}
+	mi := &file_events_v1_events_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxUsed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxUsed) ProtoMessage() {}
+
+func (x *SandboxUsed) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxUsed.ProtoReflect.Descriptor instead.
+func (*SandboxUsed) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SandboxUsed) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // ExecSpec is what was asked for, without secrets.
 type ExecSpec struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1240,7 +1294,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1306,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[18]
+	mi := &file_events_v1_events_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1319,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{18}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecSpec) GetCommand() string {
@@ -1372,7 +1426,7 @@ type ExecRequested struct {
 
 func (x *ExecRequested) Reset() {
 	*x = ExecRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1438,7 @@ func (x *ExecRequested) String() string {
 func (*ExecRequested) ProtoMessage() {}
 
 func (x *ExecRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1451,7 @@ func (x *ExecRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequested.ProtoReflect.Descriptor instead.
 func (*ExecRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecRequested) GetSandboxId() string {
@@ -1442,7 +1496,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1508,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1521,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecStarted) GetSandboxId() string {
@@ -1515,7 +1569,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1581,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1594,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1569,7 +1623,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1635,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1648,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Output) GetBytes() uint64 {
@@ -1650,7 +1704,7 @@ type ExecCompleted struct {
 
 func (x *ExecCompleted) Reset() {
 	*x = ExecCompleted{}
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1716,7 @@ func (x *ExecCompleted) String() string {
 func (*ExecCompleted) ProtoMessage() {}
 
 func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1729,7 @@ func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCompleted.ProtoReflect.Descriptor instead.
 func (*ExecCompleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecCompleted) GetExitCode() int32 {
@@ -1787,7 +1841,7 @@ type ExecLost struct {
 
 func (x *ExecLost) Reset() {
 	*x = ExecLost{}
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1853,7 @@ func (x *ExecLost) String() string {
 func (*ExecLost) ProtoMessage() {}
 
 func (x *ExecLost) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1866,7 @@ func (x *ExecLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecLost.ProtoReflect.Descriptor instead.
 func (*ExecLost) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecLost) GetReason() string {
@@ -1888,7 +1942,7 @@ type ExecCancelRequested struct {
 
 func (x *ExecCancelRequested) Reset() {
 	*x = ExecCancelRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +1954,7 @@ func (x *ExecCancelRequested) String() string {
 func (*ExecCancelRequested) ProtoMessage() {}
 
 func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +1967,7 @@ func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCancelRequested.ProtoReflect.Descriptor instead.
 func (*ExecCancelRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecCancelRequested) GetReason() string {
@@ -1936,7 +1990,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2002,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2015,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -2004,7 +2058,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2070,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2083,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -2076,7 +2130,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2142,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2155,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -2228,7 +2282,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2294,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2307,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -2281,7 +2335,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2347,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2360,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2342,7 +2396,7 @@ type LogSigned struct {
 
 func (x *LogSigned) Reset() {
 	*x = LogSigned{}
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2408,7 @@ func (x *LogSigned) String() string {
 func (*LogSigned) ProtoMessage() {}
 
 func (x *LogSigned) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2421,7 @@ func (x *LogSigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSigned.ProtoReflect.Descriptor instead.
 func (*LogSigned) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LogSigned) GetLogId() string {
@@ -2415,7 +2469,7 @@ type TenantCreated struct {
 
 func (x *TenantCreated) Reset() {
 	*x = TenantCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2427,7 +2481,7 @@ func (x *TenantCreated) String() string {
 func (*TenantCreated) ProtoMessage() {}
 
 func (x *TenantCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2440,7 +2494,7 @@ func (x *TenantCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
 func (*TenantCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TenantCreated) GetName() string {
@@ -2469,7 +2523,7 @@ type KeyCreated struct {
 
 func (x *KeyCreated) Reset() {
 	*x = KeyCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2535,7 @@ func (x *KeyCreated) String() string {
 func (*KeyCreated) ProtoMessage() {}
 
 func (x *KeyCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2548,7 @@ func (x *KeyCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
 func (*KeyCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *KeyCreated) GetKeyId() string {
@@ -2564,7 +2618,7 @@ type KeyRevoked struct {
 
 func (x *KeyRevoked) Reset() {
 	*x = KeyRevoked{}
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2630,7 @@ func (x *KeyRevoked) String() string {
 func (*KeyRevoked) ProtoMessage() {}
 
 func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2643,7 @@ func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
 func (*KeyRevoked) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KeyRevoked) GetKeyIds() []string {
@@ -2620,7 +2674,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2686,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2699,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventFilter) GetTypes() []string {
@@ -2687,7 +2741,7 @@ type WebhookCreated struct {
 
 func (x *WebhookCreated) Reset() {
 	*x = WebhookCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2753,7 @@ func (x *WebhookCreated) String() string {
 func (*WebhookCreated) ProtoMessage() {}
 
 func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2766,7 @@ func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookCreated.ProtoReflect.Descriptor instead.
 func (*WebhookCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WebhookCreated) GetWebhookId() string {
@@ -2776,7 +2830,7 @@ type WebhookRotated struct {
 
 func (x *WebhookRotated) Reset() {
 	*x = WebhookRotated{}
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2842,7 @@ func (x *WebhookRotated) String() string {
 func (*WebhookRotated) ProtoMessage() {}
 
 func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2855,7 @@ func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookRotated.ProtoReflect.Descriptor instead.
 func (*WebhookRotated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WebhookRotated) GetSealedSecret() []byte {
@@ -2836,7 +2890,7 @@ type WebhookReplayRequested struct {
 
 func (x *WebhookReplayRequested) Reset() {
 	*x = WebhookReplayRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2902,7 @@ func (x *WebhookReplayRequested) String() string {
 func (*WebhookReplayRequested) ProtoMessage() {}
 
 func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2915,7 @@ func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookReplayRequested.ProtoReflect.Descriptor instead.
 func (*WebhookReplayRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WebhookReplayRequested) GetFromSequence() uint64 {
@@ -2887,7 +2941,7 @@ type WebhookTestRequested struct {
 
 func (x *WebhookTestRequested) Reset() {
 	*x = WebhookTestRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +2953,7 @@ func (x *WebhookTestRequested) String() string {
 func (*WebhookTestRequested) ProtoMessage() {}
 
 func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +2966,7 @@ func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTestRequested.ProtoReflect.Descriptor instead.
 func (*WebhookTestRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 // WebhookTested: what came of a test.
@@ -2932,7 +2986,7 @@ type WebhookTested struct {
 
 func (x *WebhookTested) Reset() {
 	*x = WebhookTested{}
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +2998,7 @@ func (x *WebhookTested) String() string {
 func (*WebhookTested) ProtoMessage() {}
 
 func (x *WebhookTested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3011,7 @@ func (x *WebhookTested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTested.ProtoReflect.Descriptor instead.
 func (*WebhookTested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WebhookTested) GetTestId() string {
@@ -3005,7 +3059,7 @@ type WebhookDisabled struct {
 
 func (x *WebhookDisabled) Reset() {
 	*x = WebhookDisabled{}
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3071,7 @@ func (x *WebhookDisabled) String() string {
 func (*WebhookDisabled) ProtoMessage() {}
 
 func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3084,7 @@ func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDisabled.ProtoReflect.Descriptor instead.
 func (*WebhookDisabled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WebhookDisabled) GetReason() string {
@@ -3050,7 +3104,7 @@ type WebhookDeleted struct {
 
 func (x *WebhookDeleted) Reset() {
 	*x = WebhookDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3116,7 @@ func (x *WebhookDeleted) String() string {
 func (*WebhookDeleted) ProtoMessage() {}
 
 func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3129,7 @@ func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDeleted.ProtoReflect.Descriptor instead.
 func (*WebhookDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WebhookDeleted) GetNote() string {
@@ -3096,7 +3150,7 @@ type QuotaLimit struct {
 
 func (x *QuotaLimit) Reset() {
 	*x = QuotaLimit{}
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3162,7 @@ func (x *QuotaLimit) String() string {
 func (*QuotaLimit) ProtoMessage() {}
 
 func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3175,7 @@ func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaLimit.ProtoReflect.Descriptor instead.
 func (*QuotaLimit) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *QuotaLimit) GetName() string {
@@ -3149,7 +3203,7 @@ type QuotaSet struct {
 
 func (x *QuotaSet) Reset() {
 	*x = QuotaSet{}
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3215,7 @@ func (x *QuotaSet) String() string {
 func (*QuotaSet) ProtoMessage() {}
 
 func (x *QuotaSet) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3228,7 @@ func (x *QuotaSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaSet.ProtoReflect.Descriptor instead.
 func (*QuotaSet) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *QuotaSet) GetLimits() []*QuotaLimit {
@@ -3201,13 +3255,14 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x1d\n" +
 	"\n" +
 	"mount_path\x18\x02 \x01(\tR\tmountPath\x12#\n" +
-	"\rstorage_class\x18\x03 \x01(\tR\fstorageClass\"\x84\x01\n" +
+	"\rstorage_class\x18\x03 \x01(\tR\fstorageClass\"\xac\x01\n" +
 	"\x06Limits\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\x12$\n" +
 	"\x0emax_runtime_ms\x18\x03 \x01(\x04R\fmaxRuntimeMs\x12\x12\n" +
-	"\x04pids\x18\x04 \x01(\rR\x04pids\"m\n" +
+	"\x04pids\x18\x04 \x01(\rR\x04pids\x12&\n" +
+	"\x0fidle_timeout_ms\x18\x05 \x01(\x04R\ridleTimeoutMs\"m\n" +
 	"\tPlacement\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -3293,7 +3348,9 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\"L\n" +
 	"\x0fSandboxExtended\x129\n" +
 	"\n" +
-	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xc6\x03\n" +
+	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"?\n" +
+	"\vSandboxUsed\x120\n" +
+	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xc6\x03\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -3482,7 +3539,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3502,78 +3559,80 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*SandboxDestroyed)(nil),       // 15: sandtrail.events.v1.SandboxDestroyed
 	(*SandboxUsageSampled)(nil),    // 16: sandtrail.events.v1.SandboxUsageSampled
 	(*SandboxExtended)(nil),        // 17: sandtrail.events.v1.SandboxExtended
-	(*ExecSpec)(nil),               // 18: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),          // 19: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),            // 20: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                    // 21: sandtrail.events.v1.Gap
-	(*Output)(nil),                 // 22: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),          // 23: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),               // 24: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),    // 25: sandtrail.events.v1.ExecCancelRequested
-	(*WorkspaceReleased)(nil),      // 26: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),       // 27: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                 // 28: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),         // 29: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),          // 30: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),              // 31: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),          // 32: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),             // 33: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),             // 34: sandtrail.events.v1.KeyRevoked
-	(*EventFilter)(nil),            // 35: sandtrail.events.v1.EventFilter
-	(*WebhookCreated)(nil),         // 36: sandtrail.events.v1.WebhookCreated
-	(*WebhookRotated)(nil),         // 37: sandtrail.events.v1.WebhookRotated
-	(*WebhookReplayRequested)(nil), // 38: sandtrail.events.v1.WebhookReplayRequested
-	(*WebhookTestRequested)(nil),   // 39: sandtrail.events.v1.WebhookTestRequested
-	(*WebhookTested)(nil),          // 40: sandtrail.events.v1.WebhookTested
-	(*WebhookDisabled)(nil),        // 41: sandtrail.events.v1.WebhookDisabled
-	(*WebhookDeleted)(nil),         // 42: sandtrail.events.v1.WebhookDeleted
-	(*QuotaLimit)(nil),             // 43: sandtrail.events.v1.QuotaLimit
-	(*QuotaSet)(nil),               // 44: sandtrail.events.v1.QuotaSet
-	nil,                            // 45: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 46: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 47: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),            // 48: common.v1.LimitHit
+	(*SandboxUsed)(nil),            // 18: sandtrail.events.v1.SandboxUsed
+	(*ExecSpec)(nil),               // 19: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),          // 20: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),            // 21: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                    // 22: sandtrail.events.v1.Gap
+	(*Output)(nil),                 // 23: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),          // 24: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),               // 25: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),    // 26: sandtrail.events.v1.ExecCancelRequested
+	(*WorkspaceReleased)(nil),      // 27: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),       // 28: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                 // 29: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),         // 30: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),          // 31: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),              // 32: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),          // 33: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),             // 34: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),             // 35: sandtrail.events.v1.KeyRevoked
+	(*EventFilter)(nil),            // 36: sandtrail.events.v1.EventFilter
+	(*WebhookCreated)(nil),         // 37: sandtrail.events.v1.WebhookCreated
+	(*WebhookRotated)(nil),         // 38: sandtrail.events.v1.WebhookRotated
+	(*WebhookReplayRequested)(nil), // 39: sandtrail.events.v1.WebhookReplayRequested
+	(*WebhookTestRequested)(nil),   // 40: sandtrail.events.v1.WebhookTestRequested
+	(*WebhookTested)(nil),          // 41: sandtrail.events.v1.WebhookTested
+	(*WebhookDisabled)(nil),        // 42: sandtrail.events.v1.WebhookDisabled
+	(*WebhookDeleted)(nil),         // 43: sandtrail.events.v1.WebhookDeleted
+	(*QuotaLimit)(nil),             // 44: sandtrail.events.v1.QuotaLimit
+	(*QuotaSet)(nil),               // 45: sandtrail.events.v1.QuotaSet
+	nil,                            // 46: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 47: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 48: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),            // 49: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	45, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	46, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	46, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	47, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	47, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	47, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	47, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	46, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	47, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	46, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	18, // 14: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	46, // 15: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	18, // 16: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	46, // 17: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	21, // 18: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	47, // 19: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	22, // 20: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	22, // 21: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	48, // 22: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	47, // 23: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	46, // 24: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	46, // 25: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	46, // 26: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	28, // 27: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	28, // 28: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	46, // 29: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	46, // 30: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	35, // 31: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	46, // 32: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	43, // 33: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	48, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	48, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	48, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	47, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	48, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	47, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	47, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	19, // 15: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	47, // 16: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	19, // 17: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	47, // 18: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	22, // 19: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	48, // 20: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	23, // 21: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	23, // 22: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	49, // 23: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	48, // 24: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	47, // 25: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	47, // 26: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	47, // 27: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	29, // 28: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	29, // 29: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	47, // 30: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	47, // 31: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	36, // 32: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	47, // 33: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	44, // 34: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -3587,7 +3646,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

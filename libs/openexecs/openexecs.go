@@ -20,6 +20,15 @@ func Of(ctx context.Context, js jetstream.JetStream, tenant, sandbox string) ([]
 	return current(ctx, js, subject.ExecsOf(tenant, sandbox))
 }
 
+// Last is when the last event of any exec of a sandbox was recorded, by the clock of the log and as its leader has it; zero: there is none.
+func Last(ctx context.Context, js jetstream.JetStream, tenant, sandbox string) (time.Time, error) {
+	m, err := directget.LeaderLast(ctx, js, topology.StreamEvents, subject.ExecsOf(tenant, sandbox))
+	if err != nil || m == nil {
+		return time.Time{}, err
+	}
+	return m.Stored, nil
+}
+
 // Sandboxes lists the sandboxes that have no end in the log.
 func Sandboxes(ctx context.Context, js jetstream.JetStream) ([]subject.Aggregate, error) {
 	return current(ctx, js, subject.AllSandboxes())
