@@ -64,10 +64,13 @@ func (d *Driver) Stop(ctx context.Context, id string) (runtime.Usage, error) {
 	case err != nil:
 		return runtime.Usage{}, runtimeFault("the worker's state directory cannot be read", err)
 	}
+	// Before it is told to end: one that is ending is not found by its mark any more.
+	held := hold(keepers(d.at(id).mark))
+	defer closeAll(held)
 	rec, err := readRecord(d.dir(id))
 	if err != nil {
 		// Nothing was started: a start that was cut short, of a sandbox that was stopped before.
-		return d.halfMade(ctx, id, was, stopped)
+		return d.halfMade(ctx, id, held, was, stopped)
 	}
 	left := filepath.Join(d.dir(id), launch.KeptRoot)
 	_, err = os.Lstat(left)
@@ -75,23 +78,23 @@ func (d *Driver) Stop(ctx context.Context, id string) (runtime.Usage, error) {
 	case err == nil:
 	case stopped && was.Began.Equal(rec.CreatedAt):
 		// It was moved already.
-		return d.halfMade(ctx, id, was, stopped)
+		return d.halfMade(ctx, id, held, was, stopped)
 	case stopped && !d.lives(ctx, id):
 		// A start that did not come to its end: nothing has run in it, or it died.
-		return d.halfMade(ctx, id, was, stopped)
+		return d.halfMade(ctx, id, held, was, stopped)
 	default:
 		why, err := d.keep(ctx, id, rec)
 		if err != nil {
 			return runtime.Usage{}, err
 		}
 		if why != "" {
-			if err := d.clear(ctx, id); err != nil {
+			if err := d.clear(ctx, id, held); err != nil {
 				return runtime.Usage{}, err
 			}
 			return runtime.Usage{}, lostBecause(why)
 		}
 	}
-	return d.keepLeft(ctx, id, rec, left)
+	return d.keepLeft(ctx, id, held, rec, left)
 }
 
 // lives reports whether a sandbox has come up and not ended.
@@ -103,8 +106,8 @@ func (d *Driver) lives(ctx context.Context, id string) bool {
 }
 
 // halfMade removes what lies beside a root that is kept.
-func (d *Driver) halfMade(ctx context.Context, id string, was run, stopped bool) (runtime.Usage, error) {
-	if err := d.clear(ctx, id); err != nil {
+func (d *Driver) halfMade(ctx context.Context, id string, held []int, was run, stopped bool) (runtime.Usage, error) {
+	if err := d.clear(ctx, id, held); err != nil {
 		return runtime.Usage{}, err
 	}
 	if !stopped {
@@ -133,9 +136,9 @@ func (d *Driver) keep(ctx context.Context, id string, rec record) (lost string, 
 }
 
 // keepLeft moves the root to where it stays, and removes the rest.
-func (d *Driver) keepLeft(ctx context.Context, id string, rec record, left string) (runtime.Usage, error) {
+func (d *Driver) keepLeft(ctx context.Context, id string, held []int, rec record, left string) (runtime.Usage, error) {
 	if _, err := os.Lstat(left); err != nil {
-		if err := d.clear(ctx, id); err != nil {
+		if err := d.clear(ctx, id, held); err != nil {
 			return runtime.Usage{}, err
 		}
 		return runtime.Usage{}, lostRoot()
@@ -158,7 +161,7 @@ func (d *Driver) keepLeft(ctx context.Context, id string, rec record, left strin
 	if err := flush(d.kept(id)); err != nil {
 		return runtime.Usage{}, runtimeFault("the sandbox's root cannot be kept", err)
 	}
-	if err := d.clear(ctx, id); err != nil {
+	if err := d.clear(ctx, id, held); err != nil {
 		return runtime.Usage{}, err
 	}
 	if space := d.o.Workspaces.Path(id); !d.rootless {
@@ -170,12 +173,9 @@ func (d *Driver) keepLeft(ctx context.Context, id string, rec record, left strin
 	return was.Usage, nil
 }
 
-// clear removes what is left of a sandbox whose root is kept, or is lost.
-func (d *Driver) clear(ctx context.Context, id string) error {
-	p := d.at(id)
-	held := hold(keepers(p.mark))
-	defer closeAll(held)
-	return d.end(ctx, p, held)
+// clear removes what is left of a sandbox whose root is kept, or is lost, and waits for the keepers that were held before.
+func (d *Driver) clear(ctx context.Context, id string, held []int) error {
+	return d.end(ctx, d.at(id), held)
 }
 
 // Note implements runtime.Stopper.
