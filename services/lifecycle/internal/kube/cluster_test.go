@@ -272,6 +272,8 @@ type agent struct {
 	taken  *toolboxv1.Configure
 	// begin is what it does with its environment, once.
 	begin func(*toolboxv1.Configure) error
+	// asked, where it is set, gets a value with each Hello, which is answered when held is closed.
+	asked, held chan struct{}
 }
 
 func (a *agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error) {
@@ -290,6 +292,13 @@ func (a *agent) Configure(_ context.Context, r *toolboxv1.Configure) (*toolboxv1
 }
 
 func (a *agent) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
+	a.mu.Lock()
+	asked, held := a.asked, a.held
+	a.mu.Unlock()
+	if asked != nil {
+		asked <- struct{}{}
+		<-held
+	}
 	return &toolboxv1.HelloReply{Alive: true}, nil
 }
 

@@ -56,13 +56,41 @@ func (d *Driver) Inspect(ctx context.Context, id string) (runtime.Status, error)
 	if !st.Alive || e == nil {
 		return st, nil
 	}
+	err := d.hello(ctx, pod, *e)
+	if err == nil {
+		return st, nil
+	}
+	if now := d.current(id); now == nil {
+		return runtime.Status{ID: id}, nil
+	} else if st = d.status(now); !st.Alive {
+		return st, nil
+	}
+	st.Alive = false
+	return st, silent(err)
+}
+
+// hello asks the agent of a pod. A pod that ends meanwhile takes its address with it, and nobody would refuse: once the watch shows the end, nothing is waited for.
+func (d *Driver) hello(ctx context.Context, pod *corev1.Pod, e runtime.Endpoint) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	if _, err := d.o.Agents.Client(*e).Hello(ctx, &toolboxv1.Hello{}); err != nil {
-		st.Alive = false
-		return st, silent(err)
+	id := idOf(pod)
+	changes, stop := d.seen.changes(id)
+	defer stop()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := d.o.Agents.Client(e).Hello(ctx, &toolboxv1.Hello{})
+		answered <- err
+	}()
+	for {
+		if now := d.current(id); now == nil || now.UID != pod.UID || !running(now) {
+			return errReplaced
+		}
+		select {
+		case err := <-answered:
+			return err
+		case <-changes:
+		}
 	}
-	return st, nil
 }
 
 // List gives the sandboxes of which a pod is left, as the watch shows them: nothing is asked of the cluster or of an agent.

@@ -122,3 +122,36 @@ func TestAnEndOfAPodIsToldWithItsReason(t *testing.T) {
 		})
 	}
 }
+
+// TestAPodThatEndsWhileItsAgentIsAskedIsNotWaitedFor: its address goes with it, so nobody refuses the connection.
+func TestAPodThatEndsWhileItsAgentIsAskedIsNotWaitedFor(t *testing.T) {
+	c := newCluster(t)
+	d := c.driver()
+	s := spec()
+	made, err := d.Create(limit(t), s)
+	require.NoError(t, err)
+	pod := c.pods()[made.RuntimeID]
+	a := c.agents.of(string(pod.UID))
+	asked, held := make(chan struct{}, 10), make(chan struct{})
+	defer close(held)
+	a.mu.Lock()
+	a.asked, a.held = asked, held
+	a.mu.Unlock()
+	told := make(chan runtime.Status, 1)
+	go func() {
+		st, err := d.Inspect(context.Background(), s.ID)
+		if err == nil {
+			told <- st
+		}
+	}()
+	<-asked
+	c.remove(&pod)
+	begin := time.Now()
+	select {
+	case st := <-told:
+		require.False(t, st.Alive)
+	case <-limit(t).Done():
+		require.Fail(t, "nothing was told")
+	}
+	require.Less(t, time.Since(begin), helloTimeout)
+}
