@@ -32,7 +32,10 @@ var update = flag.Bool("update", false, "write the corpus of the events that hav
 const corpus = "../../proto/corpus/v1"
 
 // revisions are the events that fields were added to, with the name of what was added.
-var revisions = map[string][]string{"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin"}, "ExecRequested": {"key", "stdin"}, "SandboxRequested": {"name", "idle"}, "SandboxStopped": {"reason"}}
+var revisions = map[string][]string{
+	"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin", "terminal"},
+	"ExecRequested": {"key", "stdin", "terminal"}, "SandboxRequested": {"name", "idle"}, "SandboxStopped": {"reason"},
+}
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
@@ -182,6 +185,7 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
 	{"exec", "ExecRequested+key ExecStarted+key ExecLost", "lost"},
+	{"exec", "ExecRequested+terminal ExecStarted+terminal ExecResized ExecCompleted", "completed"},
 	{"tenant", "TenantCreated KeyCreated KeyRevoked QuotaSet", "created"},
 	{"webhook", "WebhookCreated WebhookRotated WebhookReplayRequested WebhookTestRequested WebhookTested WebhookDisabled WebhookDeleted", "deleted"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},

@@ -59,6 +59,8 @@ type Exec struct {
 	EndedAt     time.Time
 	// CancelRequested is the reason of the first request to cancel it; empty without one. It changes no state.
 	CancelRequested string
+	// Resizes are the later sizes of its terminal, oldest first.
+	Resizes []TerminalResize
 	// CommandID is the command that asked for it.
 	CommandID string
 	// UsageEventID is the id of its row of usage, known from its end on.
@@ -126,6 +128,11 @@ func (x Exec) Evolve(e envelope.Recorded) (Exec, error) {
 		}
 		if x.CancelRequested == "" {
 			next.CancelRequested = b.GetReason()
+		}
+	case *eventsv1.ExecResized:
+		var err error
+		if next, err = x.resized(e, b); err != nil {
+			return x, err
 		}
 	case *eventsv1.ExecCompleted:
 		if !x.mayComplete(b.GetReason()) {

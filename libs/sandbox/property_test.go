@@ -175,7 +175,10 @@ func TestNoSequenceOfCommandsReachesAnIllegalState(t *testing.T) {
 func genExecCommand(t *rapid.T, at time.Time) (string, sandbox.ExecCommand) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 1).Draw(t, "command"))
 	spec := &eventsv1.ExecSpec{Command: "true", SessionId: "s"}
-	switch rapid.IntRange(0, 4).Draw(t, "kind") {
+	if id == "command-1" {
+		spec.Terminal = &commonv1.TerminalSize{Columns: 80, Rows: 24}
+	}
+	switch rapid.IntRange(0, 5).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.RequestExec{CommandID: id, SandboxID: sandboxID, ExecID: execID, Spec: spec, RequestedAt: at}
 	case 1:
@@ -185,6 +188,9 @@ func genExecCommand(t *rapid.T, at time.Time) (string, sandbox.ExecCommand) {
 		return sandbox.EndCommand(execID), sandbox.CompleteExec{Completed: &eventsv1.ExecCompleted{Reason: reason}}
 	case 3:
 		return sandbox.EndCommand(execID), sandbox.LoseExec{Lost: &eventsv1.ExecLost{Reason: "sandbox_lost"}}
+	case 4:
+		size := &commonv1.TerminalSize{Columns: rapid.Uint32Range(80, 82).Draw(t, "columns"), Rows: 24}
+		return fmt.Sprintf("resize-%d", at.Unix()), sandbox.ResizeExec{Size: size}
 	}
 	return id, sandbox.RequestCancel{Reason: "client_gone"}
 }

@@ -39,6 +39,9 @@ func (a *Agent) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartRe
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return nil, invalid("argv must name a program")
 	}
+	if err := task.CheckTerminal(r.Terminal); err != nil {
+		return nil, err
+	}
 	p, env, started, err := a.admit(r)
 	if err != nil {
 		return nil, err
@@ -185,6 +188,18 @@ func (a *Agent) Stdin(_ context.Context, r *toolboxv1.Stdin) (*toolboxv1.StdinRe
 		return (*task.Input)(nil).Take(r)
 	}
 	return p.in.Take(r)
+}
+
+// Resize implements server.Handler.
+func (a *Agent) Resize(_ context.Context, r *toolboxv1.Resize) (*toolboxv1.ResizeReply, error) {
+	p, _, err := a.find(r.ExecId)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return (*task.Terminal)(nil).Resize(r)
+	}
+	return p.terminal.Resize(r)
 }
 
 // Signal implements server.Handler. With tree set it answers at once; the end of the exec comes when none of it is left.

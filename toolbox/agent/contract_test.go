@@ -12,3 +12,7 @@ func TestAgentKeepsTheContractAsACommonProcess(t *testing.T) {
 	toolboxtest.RunClient(t, b.Client)
 	b.Wait(t)
 }
+
+func TestTerminalsOfAnAgentThatIsACommonProcess(t *testing.T) {
+	toolboxtest.RunTerminal(t, agenttest.Host(t).Client)
+}

@@ -15,16 +15,19 @@ import (
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
+	"github.com/sandtrail/sandtrail/toolbox/terminal"
 )
 
 // program is one exec from its start until its end is forgotten.
 type program struct {
 	account
-	id        string
-	spool     *spool.Spool
-	readers   *task.Readers
-	out       [2]*task.Output
-	in        *task.Input
+	id      string
+	spool   *spool.Spool
+	readers *task.Readers
+	out     [2]*task.Output
+	in      *task.Input
+	// terminal is nil where it runs on none.
+	terminal  *task.Terminal
 	began     time.Time
 	timeout   time.Duration
 	outputCap uint64
@@ -113,11 +116,30 @@ func (a *Agent) execute(p *program, r *toolboxv1.Start, more map[string]string) 
 	}
 	defer stdin.Close()
 	p.in = in
-	pid, mark, ended, err := a.children.start(program, r.Argv, &syscall.ProcAttr{
-		Dir: dir, Env: env, Files: []uintptr{stdin.Fd(), p.out[0].Write.Fd(), p.out[1].Write.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
+	argv, files := r.Argv, []uintptr{stdin.Fd(), p.out[0].Write.Fd(), p.out[1].Write.Fd()}
+	if r.Terminal != nil {
+		if p.terminal, err = task.NewTerminal(r.Terminal); err != nil {
+			return nil, err
+		}
+		if program, err = os.Executable(); err != nil {
+			return nil, err
+		}
+		argv = terminal.Argv(program, r.Argv)
+		for _, f := range p.terminal.Files {
+			files = append(files, f.Fd())
+		}
+	}
+	pid, mark, ended, err := a.children.start(program, argv, &syscall.ProcAttr{
+		Dir: dir, Env: env, Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		return nil, err
+	}
+	if p.terminal != nil {
+		if err := p.terminal.Started(); err != nil {
+			_ = a.children.signal(pid, syscall.SIGKILL) // it has mostly ended by itself
+			return nil, err
+		}
 	}
 	p.pid, p.mark = pid, mark
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(oomScore), 0)
@@ -188,12 +210,12 @@ func startFailure(err error, name, dir string) *toolboxv1.End {
 		name = name[:128] + "…"
 	}
 	switch {
-	case errors.Is(err, errNotFound):
+	case errors.Is(err, errNotFound), errors.Is(err, terminal.ErrNotFound):
 		end.ExitCode = 127
 		end.Message = fmt.Sprintf("%q: command not found", name)
 	case errors.Is(err, errNoWorkingDir):
 		end.Message = fmt.Sprintf("working directory %q does not exist", dir)
-	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM):
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, terminal.ErrNoProcesses):
 		end.Message = "the sandbox is at its limit of processes"
 	default:
 		end.Message = fmt.Sprintf("%q: cannot be executed", name)
@@ -224,6 +246,7 @@ func (a *Agent) follow(p *program, ended <-chan death) {
 // settle ends the output, measures, and lets everybody see the end.
 func (a *Agent) settle(p *program, end *toolboxv1.End, d *death) {
 	task.Drain(p.spool, p.out, p.in)
+	p.terminal.Close()
 	if d != nil {
 		end.Usage, end.UsageMethod = a.used(p, d.used), method
 	}

@@ -22,6 +22,10 @@ func TestAgentKeepsTheContractInGVisor(t *testing.T) {
 	b.Wait(t)
 }
 
+func TestTerminalsOfAnAgentInGVisor(t *testing.T) {
+	toolboxtest.RunTerminal(t, agenttest.GVisor(t, nil).Client)
+}
+
 // gVisor does not shield the first process of a container from KILL: a program can end its own sandbox.
 func TestAnAgentThatIsKilledEndsItsSandbox(t *testing.T) {
 	b := agenttest.GVisor(t, nil)

@@ -88,6 +88,11 @@ func (c *Client) List(ctx context.Context, r *toolboxv1.List) (*toolboxv1.ListRe
 	return call(ctx, c, "list", &toolboxv1.Request{Call: &toolboxv1.Request_List{List: r}}, (*toolboxv1.Response).GetList)
 }
 
+// Resize gives the terminal of an exec another size.
+func (c *Client) Resize(ctx context.Context, r *toolboxv1.Resize) (*toolboxv1.ResizeReply, error) {
+	return call(ctx, c, "resize", &toolboxv1.Request{Call: &toolboxv1.Request_Resize{Resize: r}}, (*toolboxv1.Response).GetResize)
+}
+
 // Usage is what the sandbox has used until now.
 func (c *Client) Usage(ctx context.Context, r *toolboxv1.Usage) (*toolboxv1.UsageReply, error) {
 	return call(ctx, c, "usage", &toolboxv1.Request{Call: &toolboxv1.Request_Usage{Usage: r}}, (*toolboxv1.Response).GetUsage)

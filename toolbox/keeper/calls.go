@@ -48,6 +48,9 @@ func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.Star
 	if len(r.Argv) == 0 || r.Argv[0] == "" {
 		return nil, invalid("argv must name a program")
 	}
+	if err := task.CheckTerminal(r.Terminal); err != nil {
+		return nil, err
+	}
 	// What init takes to come up is not the first program's to pay, and init must be there to end its tree.
 	select {
 	case <-k.box.up:
@@ -165,6 +168,18 @@ func (k *Keeper) Stdin(_ context.Context, r *toolboxv1.Stdin) (*toolboxv1.StdinR
 		return (*task.Input)(nil).Take(r)
 	}
 	return p.in.Take(r)
+}
+
+// Resize implements server.Handler.
+func (k *Keeper) Resize(_ context.Context, r *toolboxv1.Resize) (*toolboxv1.ResizeReply, error) {
+	p, _, err := k.find(r.ExecId)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return (*task.Terminal)(nil).Resize(r)
+	}
+	return p.terminal.Resize(r)
 }
 
 // Signal implements server.Handler. With tree set it answers at once; the end of the exec comes when none of it is left.

@@ -16,6 +16,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/sentry"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
+	"github.com/sandtrail/sandtrail/toolbox/terminal"
 )
 
 // The reasons of an end, as in toolbox.v1.
@@ -41,8 +42,10 @@ type program struct {
 	readers *task.Readers
 	out     [2]*task.Output
 	in      *task.Input
-	account *account
-	sights  *sights
+	// terminal is nil where it runs on none.
+	terminal *task.Terminal
+	account  *account
+	sights   *sights
 	// timeout and outputCap are what was asked for; 0: none.
 	timeout   time.Duration
 	outputCap uint64
@@ -68,7 +71,7 @@ func (k *Keeper) launch(p *program, r *toolboxv1.Start) {
 	err := k.execute(p, r)
 	if err != nil {
 		k.log.Info("exec not started", "exec", p.id, "cause", describe(err))
-		if refused := new(sentry.Error); errors.As(err, &refused) && refused.Classify() == sentry.NoProcesses {
+		if why, ok := refused(err); ok && why == sentry.NoProcesses {
 			k.counted(int(k.spec.PIDs))
 		}
 		k.settle(p, startFailure(err, r.Argv[0], r.WorkingDir, k.lost()))
@@ -100,11 +103,34 @@ func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 	}
 	defer stdin.Close()
 	p.in = in
-	p.pid, err = k.box.control.Execute(context.Background(), sentry.Program{
-		Argv: r.Argv, Env: task.Environment(k.spec.MountPath, k.spec.ImageEnv, k.spec.Env, r.Env), WorkingDir: k.workingDir(r.WorkingDir),
+	argv, more := r.Argv, []*os.File(nil)
+	if r.Terminal != nil {
+		if p.terminal, err = task.NewTerminal(r.Terminal); err != nil {
+			return err
+		}
+		argv, more = terminal.Argv(guestInit, r.Argv), p.terminal.Files
+	}
+	pid, err := k.box.control.Execute(context.Background(), sentry.Program{
+		Argv: argv, More: more, Env: task.Environment(k.spec.MountPath, k.spec.ImageEnv, k.spec.Env, r.Env), WorkingDir: k.workingDir(r.WorkingDir),
 		UID: k.spec.UID, GID: k.spec.GID, Groups: []uint32{p.tag},
 		Stdio: [3]*os.File{stdin, p.out[0].Write, p.out[1].Write},
 	})
+	if err == nil && p.terminal != nil {
+		err = k.onTerminal(p.terminal, pid)
+	}
+	if err == nil {
+		p.pid = pid
+	}
+	return err
+}
+
+// onTerminal waits until a helper has started its program. A helper that could not is seen off.
+func (k *Keeper) onTerminal(t *task.Terminal, pid int32) error {
+	err := t.Started()
+	if err != nil {
+		_ = k.box.control.Signal(context.Background(), pid, syscall.SIGKILL) // it has mostly ended by itself
+		go func() { _, _ = k.box.control.Wait(context.Background(), pid) }()
+	}
 	return err
 }
 
@@ -164,6 +190,7 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 // settle ends the output, measures, and lets everybody see the end.
 func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	task.Drain(p.spool, p.out, p.in)
+	p.terminal.Close()
 	end.Usage, end.UsageMethod = k.meter.end(p.account)
 	// The end stays for long, this need not.
 	p.out, p.account = [2]*task.Output{}, nil
@@ -180,15 +207,15 @@ func startFailure(err error, name, dir, lost string) *toolboxv1.End {
 	if len(name) > 128 {
 		name = name[:128] + "…"
 	}
-	var answered *sentry.Error
-	if !errors.As(err, &answered) {
+	why, ok := refused(err)
+	if !ok {
 		end.Message = "the sandbox did not start the program"
 		if lost != "" {
 			return &toolboxv1.End{Reason: lost, ExitCode: 126}
 		}
 		return end
 	}
-	switch answered.Classify() {
+	switch why {
 	case sentry.NotFound:
 		end.ExitCode = 127
 		end.Message = fmt.Sprintf("%q: command not found", name)
@@ -204,11 +231,32 @@ func startFailure(err error, name, dir, lost string) *toolboxv1.End {
 	return end
 }
 
+// refused is why a sandbox did not start a program; false: the sandbox itself is at fault.
+func refused(err error) (sentry.Fault, bool) {
+	var answered *sentry.Error
+	var said terminal.StartError
+	switch {
+	case errors.As(err, &answered):
+		return answered.Classify(), true
+	case !errors.As(err, &said):
+		return sentry.Other, false
+	}
+	switch said {
+	case terminal.ErrNotFound:
+		return sentry.NotFound, true
+	case terminal.ErrNotExecutable:
+		return sentry.NotExecutable, true
+	case terminal.ErrNoProcesses:
+		return sentry.NoProcesses, true
+	default:
+		return sentry.Other, true
+	}
+}
+
 // describe is what may be logged of an error: the sentry's own text can hold names that a tenant chose.
 func describe(err error) string {
-	var answered *sentry.Error
-	if errors.As(err, &answered) {
-		return fmt.Sprintf("refused by the sentry (%d)", answered.Classify())
+	if why, ok := refused(err); ok {
+		return fmt.Sprintf("refused by the sandbox (%d)", why)
 	}
 	return err.Error()
 }

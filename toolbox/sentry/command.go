@@ -88,12 +88,16 @@ func (c *Command) Execute(ctx context.Context, p Program) (int32, error) {
 	// The program's descriptors are others than runsc's own, so that what runsc says is never output. Nothing of the program,
 	// its environment above all, is in a file or in the arguments.
 	args := append([]string{}, c.flags...)
-	args = append(args, "exec", "--process", "/proc/self/fd/3", "--internal-pid-file", pidFile,
-		"--pass-fd", "4:0", "--pass-fd", "5:1", "--pass-fd", "6:2", c.container)
+	args = append(args, "exec", "--process", "/proc/self/fd/3", "--internal-pid-file", pidFile)
+	files := append(p.Stdio[:len(p.Stdio):len(p.Stdio)], p.More...)
+	for i := range files {
+		args = append(args, "--pass-fd", fmt.Sprintf("%d:%d", 4+i, i))
+	}
+	args = append(args, c.container)
 	cmd := exec.Command(c.runsc, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stderr = said
-	cmd.ExtraFiles = []*os.File{description, p.Stdio[0], p.Stdio[1], p.Stdio[2]}
+	cmd.ExtraFiles = append([]*os.File{description}, files...)
 	child, ended, err := c.reaper.Start(cmd)
 	if err != nil {
 		said.Close()

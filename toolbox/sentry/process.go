@@ -16,6 +16,8 @@ type Program struct {
 	Groups []uint32
 	// Stdio become descriptors 0, 1, 2. They must be pipes: the sentry writes a regular file from its start.
 	Stdio [3]*os.File
+	// More become the descriptors behind those; as Stdio.
+	More []*os.File
 }
 
 type capabilities struct{ PermittedCaps, InheritableCaps, EffectiveCaps, BoundingCaps, AmbientCaps uint64 }
@@ -36,11 +38,16 @@ type execArgs struct {
 // Failure says whether the program, rather than the sandbox, was at fault.
 func (c *Client) Execute(ctx context.Context, p Program) (int32, error) {
 	var pid int32
+	files := append(p.Stdio[:len(p.Stdio):len(p.Stdio)], p.More...)
+	fds := make([]int, len(files))
+	for i := range fds {
+		fds[i] = i
+	}
 	err := c.call(ctx, "containerManager.ExecuteAsync", execArgs{
 		Argv: p.Argv, Envv: p.Env, WorkingDirectory: p.WorkingDir, KUID: p.UID, KGID: p.GID, ExtraKGIDs: p.Groups,
 		// Capabilities left out mean all of them for uid 0, and with them no limit of processes.
-		NoNewPrivileges: true, Capabilities: &capabilities{}, GuestFDs: []int{0, 1, 2}, ContainerID: c.container,
-	}, &pid, p.Stdio[0], p.Stdio[1], p.Stdio[2])
+		NoNewPrivileges: true, Capabilities: &capabilities{}, GuestFDs: fds, ContainerID: c.container,
+	}, &pid, files...)
 	return pid, err
 }
 

@@ -36,6 +36,10 @@ func (s *server) dispatch(ctx context.Context, req *toolboxv1.Request, res *tool
 		r, err := h.Stdin(ctx, c.Stdin)
 		res.Answer = &toolboxv1.Response_Stdin{Stdin: r}
 		return err
+	case *toolboxv1.Request_Resize:
+		r, err := h.Resize(ctx, c.Resize)
+		res.Answer = &toolboxv1.Response_Resize{Resize: r}
+		return err
 	case *toolboxv1.Request_Signal:
 		r, err := h.Signal(ctx, c.Signal)
 		res.Answer = &toolboxv1.Response_Signal{Signal: r}

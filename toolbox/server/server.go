@@ -46,6 +46,7 @@ type Handler interface {
 	// has hung up; it is done with the event, and with the bytes in it, when it returns.
 	Attach(ctx context.Context, r *toolboxv1.Attach, send func(*toolboxv1.AttachEvent) error) error
 	Stdin(context.Context, *toolboxv1.Stdin) (*toolboxv1.StdinReply, error)
+	Resize(context.Context, *toolboxv1.Resize) (*toolboxv1.ResizeReply, error)
 	Signal(context.Context, *toolboxv1.Signal) (*toolboxv1.SignalReply, error)
 	List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error)
 	Usage(context.Context, *toolboxv1.Usage) (*toolboxv1.UsageReply, error)

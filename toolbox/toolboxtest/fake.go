@@ -16,11 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 	"github.com/sandtrail/sandtrail/toolbox/files"
 	"github.com/sandtrail/sandtrail/toolbox/server"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
@@ -242,6 +244,37 @@ func (f *Fake) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.Sign
 	}
 	p.signal(r)
 	return &toolboxv1.SignalReply{}, nil
+}
+
+// Resize checks the call as a toolbox does. A fake has no terminals: programs that want one run on pipes.
+func (f *Fake) Resize(ctx context.Context, r *toolboxv1.Resize) (*toolboxv1.ResizeReply, error) {
+	p, err := f.exec(ctx, r.ExecId)
+	if err != nil {
+		return nil, err
+	}
+	if err := task.CheckTerminal(r.Size); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.terminal == nil || p.end != nil || r.Size == nil {
+		return (*task.Terminal)(nil).Resize(r)
+	}
+	p.terminal = r.Size
+	return &toolboxv1.ResizeReply{}, nil
+}
+
+// TerminalSize is the size that the terminal of an exec was given last; nil without one.
+func (f *Fake) TerminalSize(id string) *commonv1.TerminalSize {
+	f.mu.Lock()
+	p := f.execs[id]
+	f.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.terminal
 }
 
 func (f *Fake) List(ctx context.Context, _ *toolboxv1.List) (*toolboxv1.ListReply, error) {

@@ -34,6 +34,8 @@ type process struct {
 	taken   uint64
 	reason  string
 	end     *toolboxv1.End
+	// terminal is the size of the one that it asked for.
+	terminal *commonv1.TerminalSize
 }
 
 func newProcess(r *toolboxv1.Start, workspace string, s *spool.Spool) *process {
@@ -49,7 +51,7 @@ func newProcess(r *toolboxv1.Start, workspace string, s *spool.Spool) *process {
 	if strings.HasPrefix(r.WorkingDir, "/") && !strings.HasPrefix(r.WorkingDir, "/workspace") {
 		cmd.Dir = r.WorkingDir
 	}
-	p := &process{request: r, spool: s, cmd: cmd, ended: make(chan struct{}), started: time.Now()}
+	p := &process{request: r, spool: s, cmd: cmd, ended: make(chan struct{}), started: time.Now(), terminal: r.Terminal}
 	cmd.Stdout = output{s, spool.Stdout}
 	cmd.Stderr = output{s, spool.Stderr}
 	return p

@@ -27,6 +27,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/worker"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	"github.com/sandtrail/sandtrail/services/exec/internal/files"
 	"github.com/sandtrail/sandtrail/services/exec/internal/locate"
 	"github.com/sandtrail/sandtrail/services/exec/internal/receipt"
@@ -231,7 +232,12 @@ func (a *App) build(ctx context.Context) error {
 	}
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
-	a.files = &files.Server{NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope)}
+	a.files = &files.Server{
+		NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope),
+		Resized: func(ctx context.Context, exec subject.Aggregate, size *commonv1.TerminalSize) error {
+			return a.runner.Resized(ctx, exec, size)
+		},
+	}
 	a.runner = runner.New(ctx, runner.Config{
 		Worker: a.cfg.Worker, MaxExecs: a.cfg.MaxExecs, MaxExecsPerSandbox: a.cfg.MaxExecsPerSandbox,
 		DefaultTimeout: a.cfg.DefaultTimeout, MaxTimeout: a.cfg.MaxTimeout, StartDeadline: a.cfg.StartDeadline,

@@ -10,6 +10,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/agent"
 	"github.com/sandtrail/sandtrail/toolbox/credentials"
 	"github.com/sandtrail/sandtrail/toolbox/install"
+	"github.com/sandtrail/sandtrail/toolbox/terminal"
 )
 
 // version is set when the binary is built.
@@ -22,6 +23,8 @@ func main() {
 	switch os.Args[1] {
 	case "agent":
 		os.Exit(agent.Main(os.Args[2:], os.Environ(), version, slog.New(slog.NewJSONHandler(os.Stderr, nil))))
+	case terminal.Argument:
+		os.Exit(terminal.Main(os.Args[2:]))
 	case "install":
 		if len(os.Args) != 3 {
 			usage()
@@ -40,6 +43,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox agent | install DIRECTORY | agent-ca | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox agent | terminal PROGRAM … | install DIRECTORY | agent-ca | version")
 	os.Exit(2)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/guest"
 	"github.com/sandtrail/sandtrail/toolbox/install"
 	"github.com/sandtrail/sandtrail/toolbox/keeper"
+	"github.com/sandtrail/sandtrail/toolbox/terminal"
 )
 
 // version is set when the binary is built.
@@ -26,6 +27,8 @@ func main() {
 		if err := guest.Init(os.Stdin, os.Stdout); err != nil {
 			os.Exit(1)
 		}
+	case terminal.Argument:
+		os.Exit(terminal.Main(os.Args[2:]))
 	case "install":
 		if len(os.Args) != 3 {
 			usage()
@@ -42,6 +45,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | install DIRECTORY | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | install DIRECTORY | version")
 	os.Exit(2)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
@@ -48,6 +49,8 @@ type Server struct {
 	// Owner gives the tenant of a sandbox of this worker. It is what keeps tenants apart: the caller's word is not taken.
 	Owner   func(ctx context.Context, sandbox string) (tenant string, err error)
 	Toolbox func(sandbox string) *client.Client
+	// Resized records that the terminal of an exec was given another size.
+	Resized func(ctx context.Context, exec subject.Aggregate, size *commonv1.TerminalSize) error
 	Log     *slog.Logger
 	wholes  wholes
 	// Tracer makes a span of each call behind that of its caller; nil makes none.
@@ -145,6 +148,8 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 		return remove(ctx, tb, call.Delete)
 	case *commandsv1.FileCall_Stdin:
 		return stdin(ctx, tb, call.Stdin)
+	case *commandsv1.FileCall_Resize:
+		return s.resize(ctx, tb, tenant, box, call.Resize)
 	case *commandsv1.FileCall_Read:
 		return read(ctx, tb, call.Read)
 	case *commandsv1.FileCall_Write:
@@ -223,6 +228,17 @@ func stdin(ctx context.Context, tb *client.Client, c *commandsv1.StdinCall) (*co
 		return nil, err
 	}
 	return &commandsv1.FileReply{StdinOffset: r.GetOffset()}, nil
+}
+
+// resize gives a terminal another size and records it: what is recorded has happened.
+func (s *Server) resize(ctx context.Context, tb *client.Client, tenant, box string, c *commandsv1.ResizeCall) (*commandsv1.FileReply, error) {
+	if !subject.ValidToken(c.GetExecId()) {
+		return nil, invalid("exec_id is not valid")
+	}
+	if _, err := tb.Resize(ctx, &toolboxv1.Resize{ExecId: c.GetExecId(), Size: c.GetSize()}); err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{}, s.Resized(ctx, subject.Exec(tenant, box, c.GetExecId()), c.GetSize())
 }
 
 func read(ctx context.Context, tb *client.Client, c *commandsv1.ReadPart) (*commandsv1.FileReply, error) {

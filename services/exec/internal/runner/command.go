@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +27,7 @@ import (
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
+	"github.com/sandtrail/sandtrail/toolbox/terminal"
 )
 
 // Handle takes one ExecCommand. It answers on reply_to as soon as the command is accepted or refused, and returns nil (so that
@@ -142,6 +144,10 @@ func (r *Runner) check(id string, quotas tenants.Quotas, c *commandsv1.StartExec
 		if strings.ContainsRune(s, 0) {
 			return fault.New(fault.InvalidArgument, fault.ReasonValidation, "arguments cannot hold a zero byte")
 		}
+	}
+	if t := spec.GetTerminal(); t != nil && !terminal.Valid(t) {
+		return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the size of the terminal is not valid").
+			WithFields(map[string]string{"terminal": fmt.Sprintf("1 to %d columns and 1 to %d rows", terminal.MostColumns, terminal.MostRows)})
 	}
 	if limit := uint64(r.cfg.MaxTimeout.Milliseconds()); spec.GetTimeoutMs() > limit {
 		return fault.Newf(fault.InvalidArgument, fault.ReasonValidation, "the timeout is over the maximum of %s", r.cfg.MaxTimeout).

@@ -204,7 +204,7 @@ func (x *run) request(cmd *commandsv1.ExecCommand) (*toolboxv1.Start, error) {
 	spec := x.state.Spec
 	req := &toolboxv1.Start{
 		ExecId: x.agg.ID, Argv: append([]string{spec.GetCommand()}, spec.GetArgs()...),
-		WorkingDir: spec.GetWorkingDir(), TimeoutMs: spec.GetTimeoutMs(), KeepStdin: spec.GetKeepStdin(),
+		WorkingDir: spec.GetWorkingDir(), TimeoutMs: spec.GetTimeoutMs(), KeepStdin: spec.GetKeepStdin(), Terminal: x.state.TerminalSize(),
 	}
 	if req.TimeoutMs == 0 {
 		req.TimeoutMs = uint64(x.r.cfg.DefaultTimeout.Milliseconds())

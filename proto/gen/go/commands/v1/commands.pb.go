@@ -1808,6 +1808,7 @@ type FileCall struct {
 	//	*FileCall_Stat
 	//	*FileCall_Delete
 	//	*FileCall_Stdin
+	//	*FileCall_Resize
 	Call          isFileCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1927,6 +1928,15 @@ func (x *FileCall) GetStdin() *StdinCall {
 	return nil
 }
 
+func (x *FileCall) GetResize() *ResizeCall {
+	if x != nil {
+		if x, ok := x.Call.(*FileCall_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
 type isFileCall_Call interface {
 	isFileCall_Call()
 }
@@ -1959,6 +1969,10 @@ type FileCall_Stdin struct {
 	Stdin *StdinCall `protobuf:"bytes,16,opt,name=stdin,proto3,oneof"`
 }
 
+type FileCall_Resize struct {
+	Resize *ResizeCall `protobuf:"bytes,17,opt,name=resize,proto3,oneof"`
+}
+
 func (*FileCall_Read) isFileCall_Call() {}
 
 func (*FileCall_Write) isFileCall_Call() {}
@@ -1972,6 +1986,8 @@ func (*FileCall_Stat) isFileCall_Call() {}
 func (*FileCall_Delete) isFileCall_Call() {}
 
 func (*FileCall_Stdin) isFileCall_Call() {}
+
+func (*FileCall_Resize) isFileCall_Call() {}
 
 type ReadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2386,6 +2402,59 @@ func (x *StdinCall) GetEof() bool {
 	return false
 }
 
+// ResizeCall gives the terminal of an exec another size, and records that.
+type ResizeCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecId        string                 `protobuf:"bytes,1,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	Size          *v11.TerminalSize      `protobuf:"bytes,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeCall) Reset() {
+	*x = ResizeCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeCall) ProtoMessage() {}
+
+func (x *ResizeCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
+func (*ResizeCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ResizeCall) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *ResizeCall) GetSize() *v11.TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
 type StatsCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2394,7 +2463,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2475,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2488,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 type FileReply struct {
@@ -2450,7 +2519,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2531,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2544,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2604,7 +2673,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2685,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2698,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2692,7 +2761,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2773,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2786,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -2774,7 +2843,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +2855,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +2868,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -2841,7 +2910,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +2922,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +2935,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3046,7 +3115,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1c\n" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
 	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
-	"\x05stops\x18\x14 \x01(\bR\x05stops\"\xde\x03\n" +
+	"\x05stops\x18\x14 \x01(\bR\x05stops\"\x9b\x04\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3058,7 +3127,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x05stats\x18\r \x01(\v2 .sandtrail.commands.v1.StatsCallH\x00R\x05stats\x125\n" +
 	"\x04stat\x18\x0e \x01(\v2\x1f.sandtrail.commands.v1.StatCallH\x00R\x04stat\x12;\n" +
 	"\x06delete\x18\x0f \x01(\v2!.sandtrail.commands.v1.DeleteCallH\x00R\x06delete\x128\n" +
-	"\x05stdin\x18\x10 \x01(\v2 .sandtrail.commands.v1.StdinCallH\x00R\x05stdinB\x06\n" +
+	"\x05stdin\x18\x10 \x01(\v2 .sandtrail.commands.v1.StdinCallH\x00R\x05stdin\x12;\n" +
+	"\x06resize\x18\x11 \x01(\v2!.sandtrail.commands.v1.ResizeCallH\x00R\x06resizeB\x06\n" +
 	"\x04call\"S\n" +
 	"\bReadPart\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
@@ -3091,7 +3161,11 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x10\n" +
-	"\x03eof\x18\x04 \x01(\bR\x03eof\"\v\n" +
+	"\x03eof\x18\x04 \x01(\bR\x03eof\"R\n" +
+	"\n" +
+	"ResizeCall\x12\x17\n" +
+	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
+	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\v\n" +
 	"\tStatsCall\"\xa0\x04\n" +
 	"\tFileReply\x12,\n" +
 	"\x05error\x18\x01 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1b\n" +
@@ -3154,7 +3228,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3183,87 +3257,91 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*StatCall)(nil),              // 24: sandtrail.commands.v1.StatCall
 	(*DeleteCall)(nil),            // 25: sandtrail.commands.v1.DeleteCall
 	(*StdinCall)(nil),             // 26: sandtrail.commands.v1.StdinCall
-	(*StatsCall)(nil),             // 27: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 28: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 29: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 30: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 31: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 32: sandtrail.commands.v1.RedriveCall
-	nil,                           // 33: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 34: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 36: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 37: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 38: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 39: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 40: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 41: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 42: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 43: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 44: sandtrail.events.v1.ExecLost
-	(*v12.UsageRow)(nil),          // 45: compute.v1.UsageRow
+	(*ResizeCall)(nil),            // 27: sandtrail.commands.v1.ResizeCall
+	(*StatsCall)(nil),             // 28: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 29: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 30: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 31: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 32: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 33: sandtrail.commands.v1.RedriveCall
+	nil,                           // 34: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 35: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 37: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 38: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 39: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 40: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 41: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 42: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 43: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 44: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 45: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 46: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 47: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	35, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	36, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
 	6,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
 	4,  // 5: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 6: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	36, // 7: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	37, // 8: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	33, // 9: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	35, // 10: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	34, // 11: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	35, // 12: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	37, // 7: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	38, // 8: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	34, // 9: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	36, // 10: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	35, // 11: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	36, // 12: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	9,  // 13: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	10, // 14: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	12, // 15: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
 	11, // 16: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	35, // 17: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	36, // 17: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	14, // 18: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	15, // 19: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	38, // 20: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	39, // 21: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	40, // 22: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	35, // 23: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	35, // 24: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	35, // 25: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	35, // 26: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	41, // 27: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	35, // 28: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	35, // 29: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	42, // 30: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	35, // 31: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	35, // 32: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	35, // 33: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	38, // 34: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	43, // 35: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	44, // 36: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	35, // 37: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	35, // 38: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	35, // 39: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	35, // 40: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	39, // 20: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	40, // 21: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	41, // 22: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	36, // 23: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	36, // 24: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	36, // 25: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	36, // 26: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	42, // 27: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	36, // 28: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	36, // 29: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	43, // 30: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	36, // 31: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	36, // 32: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	36, // 33: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	39, // 34: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	44, // 35: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	45, // 36: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	36, // 37: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	36, // 38: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	36, // 39: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	36, // 40: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
 	21, // 41: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	22, // 42: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	23, // 43: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	27, // 44: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	28, // 44: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
 	24, // 45: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
 	25, // 46: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
 	26, // 47: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	39, // 48: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	29, // 49: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	41, // 50: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	35, // 51: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	35, // 52: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	39, // 53: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	45, // 54: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	27, // 48: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	46, // 49: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	40, // 50: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	30, // 51: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	42, // 52: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	36, // 53: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	36, // 54: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	40, // 55: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	47, // 56: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3297,6 +3375,7 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Stat)(nil),
 		(*FileCall_Delete)(nil),
 		(*FileCall_Stdin)(nil),
+		(*FileCall_Resize)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3304,7 +3383,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

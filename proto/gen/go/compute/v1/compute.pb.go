@@ -958,7 +958,9 @@ type ExecCommandRequest struct {
 	// End the command when a stream passes the limit, with reason output_limit. Otherwise it goes on.
 	StopAtOutputLimit bool `protobuf:"varint,103,opt,name=stop_at_output_limit,json=stopAtOutputLimit,proto3" json:"stop_at_output_limit,omitempty"`
 	// Standard input stays open behind stdin; it is written and closed over the HTTP API.
-	KeepStdin     bool `protobuf:"varint,104,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
+	KeepStdin bool `protobuf:"varint,104,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
+	// Run it on a terminal of this size, 80 by 24 where a number is 0: all that it writes is stdout, as the terminal shows it.
+	Terminal      *v1.TerminalSize `protobuf:"bytes,105,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1070,13 @@ func (x *ExecCommandRequest) GetKeepStdin() bool {
 		return x.KeepStdin
 	}
 	return false
+}
+
+func (x *ExecCommandRequest) GetTerminal() *v1.TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
 }
 
 type StdoutLine struct {
@@ -2381,7 +2390,10 @@ type GetExecResponse struct {
 	LastSequence  uint64                 `protobuf:"varint,13,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
 	LastChunk     uint64                 `protobuf:"varint,14,opt,name=last_chunk,json=lastChunk,proto3" json:"last_chunk,omitempty"`
 	// Digest of the aggregate's last event, which covers all before it.
-	Digest        []byte `protobuf:"bytes,15,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest []byte `protobuf:"bytes,15,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Set where it runs, or ran, on a terminal: its size at first, and each later one, oldest first.
+	Terminal      *v1.TerminalSize  `protobuf:"bytes,16,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	Resizes       []*TerminalResize `protobuf:"bytes,17,rep,name=resizes,proto3" json:"resizes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2517,6 +2529,20 @@ func (x *GetExecResponse) GetLastChunk() uint64 {
 func (x *GetExecResponse) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
+	}
+	return nil
+}
+
+func (x *GetExecResponse) GetTerminal() *v1.TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *GetExecResponse) GetResizes() []*TerminalResize {
+	if x != nil {
+		return x.Resizes
 	}
 	return nil
 }
@@ -3022,7 +3048,7 @@ var File_compute_v1_compute_proto protoreflect.FileDescriptor
 const file_compute_v1_compute_proto_rawDesc = "" +
 	"\n" +
 	"\x18compute/v1/compute.proto\x12\n" +
-	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x17compute/v1/extend.proto\x1a\x16compute/v1/quota.proto\x1a\x15compute/v1/stop.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
+	"compute.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16common/v1/common.proto\x1a\x17compute/v1/extend.proto\x1a\x16compute/v1/quota.proto\x1a\x15compute/v1/stop.proto\x1a\x19compute/v1/terminal.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x02\n" +
 	"\rWorkspaceSpec\x12-\n" +
 	"\rstorage_class\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\fstorageClass\x12\x1b\n" +
 	"\x04size\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04size\x12\xe4\x01\n" +
@@ -3119,7 +3145,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\ttenant_id\x18\x04 \x01(\tB\x1f\xbaH\x1c\xd8\x01\x01r\x172\x15^[A-Za-z0-9_-]{1,64}$R\btenantId\"\x87\x01\n" +
 	"\x15ListSandboxesResponse\x12A\n" +
 	"\tsandboxes\x18\x01 \x03(\v2#.compute.v1.DescribeSandboxResponseR\tsandboxes\x12+\n" +
-	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\xd8\x04\n" +
+	"\x04page\x18\x02 \x01(\v2\x17.common.v1.PageResponseR\x04page\"\x8d\x05\n" +
 	"\x12ExecCommandRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12$\n" +
@@ -3135,7 +3161,8 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x12output_limit_bytes\x18f \x01(\x04B\f\xbaH\t2\a\x18\x80\x80\x80\x80\x80 R\x10outputLimitBytes\x12/\n" +
 	"\x14stop_at_output_limit\x18g \x01(\bR\x11stopAtOutputLimit\x12\x1d\n" +
 	"\n" +
-	"keep_stdin\x18h \x01(\bR\tkeepStdin\x1a6\n" +
+	"keep_stdin\x18h \x01(\bR\tkeepStdin\x123\n" +
+	"\bterminal\x18i \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\" \n" +
@@ -3242,7 +3269,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x0eGetExecRequest\x12*\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\tsandboxId\x12!\n" +
-	"\aexec_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06execId\"\xbc\x04\n" +
+	"\aexec_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06execId\"\xa7\x05\n" +
 	"\x0fGetExecResponse\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x1d\n" +
 	"\n" +
@@ -3264,7 +3291,9 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\rlast_sequence\x18\r \x01(\x04R\flastSequence\x12\x1d\n" +
 	"\n" +
 	"last_chunk\x18\x0e \x01(\x04R\tlastChunk\x12\x16\n" +
-	"\x06digest\x18\x0f \x01(\fR\x06digest\"\xc2\x01\n" +
+	"\x06digest\x18\x0f \x01(\fR\x06digest\x123\n" +
+	"\bterminal\x18\x10 \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\x124\n" +
+	"\aresizes\x18\x11 \x03(\v2\x1a.compute.v1.TerminalResizeR\aresizes\"\xc2\x01\n" +
 	"\x12WatchEventsRequest\x12%\n" +
 	"\x0eafter_sequence\x18\x01 \x01(\x04R\rafterSequence\x12*\n" +
 	"\n" +
@@ -3411,15 +3440,17 @@ var file_compute_v1_compute_proto_goTypes = []any{
 	(*v1.UsageMetrics)(nil),         // 44: common.v1.UsageMetrics
 	(*v1.PageRequest)(nil),          // 45: common.v1.PageRequest
 	(*v1.PageResponse)(nil),         // 46: common.v1.PageResponse
-	(*v1.LimitHit)(nil),             // 47: common.v1.LimitHit
-	(*StopSandboxRequest)(nil),      // 48: compute.v1.StopSandboxRequest
-	(*StartSandboxRequest)(nil),     // 49: compute.v1.StartSandboxRequest
-	(*ExtendSandboxRequest)(nil),    // 50: compute.v1.ExtendSandboxRequest
-	(*GetQuotaRequest)(nil),         // 51: compute.v1.GetQuotaRequest
-	(*StopSandboxResponse)(nil),     // 52: compute.v1.StopSandboxResponse
-	(*StartSandboxResponse)(nil),    // 53: compute.v1.StartSandboxResponse
-	(*ExtendSandboxResponse)(nil),   // 54: compute.v1.ExtendSandboxResponse
-	(*GetQuotaResponse)(nil),        // 55: compute.v1.GetQuotaResponse
+	(*v1.TerminalSize)(nil),         // 47: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),             // 48: common.v1.LimitHit
+	(*TerminalResize)(nil),          // 49: compute.v1.TerminalResize
+	(*StopSandboxRequest)(nil),      // 50: compute.v1.StopSandboxRequest
+	(*StartSandboxRequest)(nil),     // 51: compute.v1.StartSandboxRequest
+	(*ExtendSandboxRequest)(nil),    // 52: compute.v1.ExtendSandboxRequest
+	(*GetQuotaRequest)(nil),         // 53: compute.v1.GetQuotaRequest
+	(*StopSandboxResponse)(nil),     // 54: compute.v1.StopSandboxResponse
+	(*StartSandboxResponse)(nil),    // 55: compute.v1.StartSandboxResponse
+	(*ExtendSandboxResponse)(nil),   // 56: compute.v1.ExtendSandboxResponse
+	(*GetQuotaResponse)(nil),        // 57: compute.v1.GetQuotaResponse
 }
 var file_compute_v1_compute_proto_depIdxs = []int32{
 	42, // 0: compute.v1.ResourceLimits.max_runtime:type_name -> google.protobuf.Duration
@@ -3451,69 +3482,72 @@ var file_compute_v1_compute_proto_depIdxs = []int32{
 	46, // 26: compute.v1.ListSandboxesResponse.page:type_name -> common.v1.PageResponse
 	41, // 27: compute.v1.ExecCommandRequest.env:type_name -> compute.v1.ExecCommandRequest.EnvEntry
 	42, // 28: compute.v1.ExecCommandRequest.timeout:type_name -> google.protobuf.Duration
-	13, // 29: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
-	14, // 30: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
-	18, // 31: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
-	16, // 32: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
-	17, // 33: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
-	43, // 34: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
-	42, // 35: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
-	44, // 36: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	19, // 37: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
-	19, // 38: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
-	47, // 39: compute.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	20, // 40: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
-	27, // 41: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
-	43, // 42: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 43: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
-	43, // 44: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
-	43, // 45: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
-	43, // 46: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 47: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
-	45, // 48: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
-	37, // 49: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
-	46, // 50: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
-	43, // 51: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
-	44, // 52: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
-	3,  // 53: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
-	5,  // 54: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
-	7,  // 55: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
-	48, // 56: compute.v1.ComputeService.StopSandbox:input_type -> compute.v1.StopSandboxRequest
-	49, // 57: compute.v1.ComputeService.StartSandbox:input_type -> compute.v1.StartSandboxRequest
-	12, // 58: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
-	21, // 59: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
-	23, // 60: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
-	25, // 61: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
-	10, // 62: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
-	28, // 63: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
-	29, // 64: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
-	31, // 65: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
-	33, // 66: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
-	35, // 67: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
-	50, // 68: compute.v1.ComputeService.ExtendSandbox:input_type -> compute.v1.ExtendSandboxRequest
-	51, // 69: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
-	4,  // 70: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
-	6,  // 71: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
-	8,  // 72: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
-	52, // 73: compute.v1.ComputeService.StopSandbox:output_type -> compute.v1.StopSandboxResponse
-	53, // 74: compute.v1.ComputeService.StartSandbox:output_type -> compute.v1.StartSandboxResponse
-	15, // 75: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
-	22, // 76: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
-	24, // 77: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
-	26, // 78: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
-	11, // 79: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
-	15, // 80: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
-	30, // 81: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
-	32, // 82: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
-	34, // 83: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
-	36, // 84: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
-	54, // 85: compute.v1.ComputeService.ExtendSandbox:output_type -> compute.v1.ExtendSandboxResponse
-	55, // 86: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
-	70, // [70:87] is the sub-list for method output_type
-	53, // [53:70] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	47, // 29: compute.v1.ExecCommandRequest.terminal:type_name -> common.v1.TerminalSize
+	13, // 30: compute.v1.ExecEvent.stdout:type_name -> compute.v1.StdoutLine
+	14, // 31: compute.v1.ExecEvent.stderr:type_name -> compute.v1.StderrLine
+	18, // 32: compute.v1.ExecEvent.completed:type_name -> compute.v1.ExecCompleted
+	16, // 33: compute.v1.ExecEvent.heartbeat:type_name -> compute.v1.Heartbeat
+	17, // 34: compute.v1.ExecEvent.gap:type_name -> compute.v1.OutputGap
+	43, // 35: compute.v1.ExecEvent.emitted_at:type_name -> google.protobuf.Timestamp
+	42, // 36: compute.v1.ExecCompleted.wall_time:type_name -> google.protobuf.Duration
+	44, // 37: compute.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	19, // 38: compute.v1.ExecCompleted.stdout:type_name -> compute.v1.OutputDigest
+	19, // 39: compute.v1.ExecCompleted.stderr:type_name -> compute.v1.OutputDigest
+	48, // 40: compute.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	20, // 41: compute.v1.OutputDigest.gaps:type_name -> compute.v1.ByteRange
+	27, // 42: compute.v1.ListFilesResponse.entries:type_name -> compute.v1.FileEntry
+	43, // 43: compute.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 44: compute.v1.GetExecResponse.completed:type_name -> compute.v1.ExecCompleted
+	43, // 45: compute.v1.GetExecResponse.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 46: compute.v1.GetExecResponse.started_at:type_name -> google.protobuf.Timestamp
+	43, // 47: compute.v1.GetExecResponse.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 48: compute.v1.GetExecResponse.terminal:type_name -> common.v1.TerminalSize
+	49, // 49: compute.v1.GetExecResponse.resizes:type_name -> compute.v1.TerminalResize
+	43, // 50: compute.v1.WatchEventsResponse.time:type_name -> google.protobuf.Timestamp
+	45, // 51: compute.v1.ListUsageRequest.page:type_name -> common.v1.PageRequest
+	37, // 52: compute.v1.ListUsageResponse.rows:type_name -> compute.v1.UsageRow
+	46, // 53: compute.v1.ListUsageResponse.page:type_name -> common.v1.PageResponse
+	43, // 54: compute.v1.UsageRow.occurred_at:type_name -> google.protobuf.Timestamp
+	44, // 55: compute.v1.UsageRow.usage:type_name -> common.v1.UsageMetrics
+	3,  // 56: compute.v1.ComputeService.CreateSandbox:input_type -> compute.v1.CreateSandboxRequest
+	5,  // 57: compute.v1.ComputeService.DestroySandbox:input_type -> compute.v1.DestroySandboxRequest
+	7,  // 58: compute.v1.ComputeService.DescribeSandbox:input_type -> compute.v1.DescribeSandboxRequest
+	50, // 59: compute.v1.ComputeService.StopSandbox:input_type -> compute.v1.StopSandboxRequest
+	51, // 60: compute.v1.ComputeService.StartSandbox:input_type -> compute.v1.StartSandboxRequest
+	12, // 61: compute.v1.ComputeService.ExecCommand:input_type -> compute.v1.ExecCommandRequest
+	21, // 62: compute.v1.ComputeService.ReadFile:input_type -> compute.v1.ReadFileRequest
+	23, // 63: compute.v1.ComputeService.WriteFile:input_type -> compute.v1.WriteFileRequest
+	25, // 64: compute.v1.ComputeService.ListFiles:input_type -> compute.v1.ListFilesRequest
+	10, // 65: compute.v1.ComputeService.ListSandboxes:input_type -> compute.v1.ListSandboxesRequest
+	28, // 66: compute.v1.ComputeService.AttachExec:input_type -> compute.v1.AttachExecRequest
+	29, // 67: compute.v1.ComputeService.CancelExec:input_type -> compute.v1.CancelExecRequest
+	31, // 68: compute.v1.ComputeService.GetExec:input_type -> compute.v1.GetExecRequest
+	33, // 69: compute.v1.ComputeService.WatchEvents:input_type -> compute.v1.WatchEventsRequest
+	35, // 70: compute.v1.ComputeService.ListUsage:input_type -> compute.v1.ListUsageRequest
+	52, // 71: compute.v1.ComputeService.ExtendSandbox:input_type -> compute.v1.ExtendSandboxRequest
+	53, // 72: compute.v1.ComputeService.GetQuota:input_type -> compute.v1.GetQuotaRequest
+	4,  // 73: compute.v1.ComputeService.CreateSandbox:output_type -> compute.v1.CreateSandboxResponse
+	6,  // 74: compute.v1.ComputeService.DestroySandbox:output_type -> compute.v1.DestroySandboxResponse
+	8,  // 75: compute.v1.ComputeService.DescribeSandbox:output_type -> compute.v1.DescribeSandboxResponse
+	54, // 76: compute.v1.ComputeService.StopSandbox:output_type -> compute.v1.StopSandboxResponse
+	55, // 77: compute.v1.ComputeService.StartSandbox:output_type -> compute.v1.StartSandboxResponse
+	15, // 78: compute.v1.ComputeService.ExecCommand:output_type -> compute.v1.ExecEvent
+	22, // 79: compute.v1.ComputeService.ReadFile:output_type -> compute.v1.ReadFileResponse
+	24, // 80: compute.v1.ComputeService.WriteFile:output_type -> compute.v1.WriteFileResponse
+	26, // 81: compute.v1.ComputeService.ListFiles:output_type -> compute.v1.ListFilesResponse
+	11, // 82: compute.v1.ComputeService.ListSandboxes:output_type -> compute.v1.ListSandboxesResponse
+	15, // 83: compute.v1.ComputeService.AttachExec:output_type -> compute.v1.ExecEvent
+	30, // 84: compute.v1.ComputeService.CancelExec:output_type -> compute.v1.CancelExecResponse
+	32, // 85: compute.v1.ComputeService.GetExec:output_type -> compute.v1.GetExecResponse
+	34, // 86: compute.v1.ComputeService.WatchEvents:output_type -> compute.v1.WatchEventsResponse
+	36, // 87: compute.v1.ComputeService.ListUsage:output_type -> compute.v1.ListUsageResponse
+	56, // 88: compute.v1.ComputeService.ExtendSandbox:output_type -> compute.v1.ExtendSandboxResponse
+	57, // 89: compute.v1.ComputeService.GetQuota:output_type -> compute.v1.GetQuotaResponse
+	73, // [73:90] is the sub-list for method output_type
+	56, // [56:73] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_compute_v1_compute_proto_init() }
@@ -3524,6 +3558,7 @@ func file_compute_v1_compute_proto_init() {
 	file_compute_v1_extend_proto_init()
 	file_compute_v1_quota_proto_init()
 	file_compute_v1_stop_proto_init()
+	file_compute_v1_terminal_proto_init()
 	file_compute_v1_compute_proto_msgTypes[14].OneofWrappers = []any{
 		(*ExecEvent_Stdout)(nil),
 		(*ExecEvent_Stderr)(nil),

@@ -1287,7 +1287,9 @@ type ExecSpec struct {
 	IdempotencyKeySha256 []byte `protobuf:"bytes,11,opt,name=idempotency_key_sha256,json=idempotencyKeySha256,proto3" json:"idempotency_key_sha256,omitempty"`
 	RequestSha256        []byte `protobuf:"bytes,12,opt,name=request_sha256,json=requestSha256,proto3" json:"request_sha256,omitempty"`
 	// Standard input stays open behind stdin_bytes, until somebody closes it.
-	KeepStdin     bool `protobuf:"varint,13,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
+	KeepStdin bool `protobuf:"varint,13,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
+	// Set: on a terminal, of this size at first.
+	Terminal      *v1.TerminalSize `protobuf:"bytes,14,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1411,6 +1413,13 @@ func (x *ExecSpec) GetKeepStdin() bool {
 		return x.KeepStdin
 	}
 	return false
+}
+
+func (x *ExecSpec) GetTerminal() *v1.TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
 }
 
 // ExecRequested: accepted while the sandbox was not ready yet.
@@ -1977,6 +1986,51 @@ func (x *ExecCancelRequested) GetReason() string {
 	return ""
 }
 
+// ExecResized: its terminal has another size.
+type ExecResized struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          *v1.TerminalSize       `protobuf:"bytes,1,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResized) Reset() {
+	*x = ExecResized{}
+	mi := &file_events_v1_events_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResized) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResized) ProtoMessage() {}
+
+func (x *ExecResized) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResized.ProtoReflect.Descriptor instead.
+func (*ExecResized) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ExecResized) GetSize() *v1.TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
 // WorkspaceReleased: its sandbox is gone; it may be removed after delete_after and not before.
 type WorkspaceReleased struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1990,7 +2044,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2056,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2069,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -2058,7 +2112,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2124,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2137,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -2130,7 +2184,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2196,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2209,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -2282,7 +2336,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2348,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2361,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -2335,7 +2389,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2401,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2414,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2396,7 +2450,7 @@ type LogSigned struct {
 
 func (x *LogSigned) Reset() {
 	*x = LogSigned{}
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2462,7 @@ func (x *LogSigned) String() string {
 func (*LogSigned) ProtoMessage() {}
 
 func (x *LogSigned) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2475,7 @@ func (x *LogSigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSigned.ProtoReflect.Descriptor instead.
 func (*LogSigned) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LogSigned) GetLogId() string {
@@ -2469,7 +2523,7 @@ type TenantCreated struct {
 
 func (x *TenantCreated) Reset() {
 	*x = TenantCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2535,7 @@ func (x *TenantCreated) String() string {
 func (*TenantCreated) ProtoMessage() {}
 
 func (x *TenantCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2548,7 @@ func (x *TenantCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
 func (*TenantCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TenantCreated) GetName() string {
@@ -2523,7 +2577,7 @@ type KeyCreated struct {
 
 func (x *KeyCreated) Reset() {
 	*x = KeyCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2589,7 @@ func (x *KeyCreated) String() string {
 func (*KeyCreated) ProtoMessage() {}
 
 func (x *KeyCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2602,7 @@ func (x *KeyCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
 func (*KeyCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *KeyCreated) GetKeyId() string {
@@ -2618,7 +2672,7 @@ type KeyRevoked struct {
 
 func (x *KeyRevoked) Reset() {
 	*x = KeyRevoked{}
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2684,7 @@ func (x *KeyRevoked) String() string {
 func (*KeyRevoked) ProtoMessage() {}
 
 func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2697,7 @@ func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
 func (*KeyRevoked) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KeyRevoked) GetKeyIds() []string {
@@ -2674,7 +2728,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2740,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2753,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EventFilter) GetTypes() []string {
@@ -2741,7 +2795,7 @@ type WebhookCreated struct {
 
 func (x *WebhookCreated) Reset() {
 	*x = WebhookCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2753,7 +2807,7 @@ func (x *WebhookCreated) String() string {
 func (*WebhookCreated) ProtoMessage() {}
 
 func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2766,7 +2820,7 @@ func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookCreated.ProtoReflect.Descriptor instead.
 func (*WebhookCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WebhookCreated) GetWebhookId() string {
@@ -2830,7 +2884,7 @@ type WebhookRotated struct {
 
 func (x *WebhookRotated) Reset() {
 	*x = WebhookRotated{}
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +2896,7 @@ func (x *WebhookRotated) String() string {
 func (*WebhookRotated) ProtoMessage() {}
 
 func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +2909,7 @@ func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookRotated.ProtoReflect.Descriptor instead.
 func (*WebhookRotated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WebhookRotated) GetSealedSecret() []byte {
@@ -2890,7 +2944,7 @@ type WebhookReplayRequested struct {
 
 func (x *WebhookReplayRequested) Reset() {
 	*x = WebhookReplayRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +2956,7 @@ func (x *WebhookReplayRequested) String() string {
 func (*WebhookReplayRequested) ProtoMessage() {}
 
 func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +2969,7 @@ func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookReplayRequested.ProtoReflect.Descriptor instead.
 func (*WebhookReplayRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WebhookReplayRequested) GetFromSequence() uint64 {
@@ -2941,7 +2995,7 @@ type WebhookTestRequested struct {
 
 func (x *WebhookTestRequested) Reset() {
 	*x = WebhookTestRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3007,7 @@ func (x *WebhookTestRequested) String() string {
 func (*WebhookTestRequested) ProtoMessage() {}
 
 func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3020,7 @@ func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTestRequested.ProtoReflect.Descriptor instead.
 func (*WebhookTestRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 // WebhookTested: what came of a test.
@@ -2986,7 +3040,7 @@ type WebhookTested struct {
 
 func (x *WebhookTested) Reset() {
 	*x = WebhookTested{}
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3052,7 @@ func (x *WebhookTested) String() string {
 func (*WebhookTested) ProtoMessage() {}
 
 func (x *WebhookTested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3065,7 @@ func (x *WebhookTested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTested.ProtoReflect.Descriptor instead.
 func (*WebhookTested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WebhookTested) GetTestId() string {
@@ -3059,7 +3113,7 @@ type WebhookDisabled struct {
 
 func (x *WebhookDisabled) Reset() {
 	*x = WebhookDisabled{}
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3125,7 @@ func (x *WebhookDisabled) String() string {
 func (*WebhookDisabled) ProtoMessage() {}
 
 func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3138,7 @@ func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDisabled.ProtoReflect.Descriptor instead.
 func (*WebhookDisabled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WebhookDisabled) GetReason() string {
@@ -3104,7 +3158,7 @@ type WebhookDeleted struct {
 
 func (x *WebhookDeleted) Reset() {
 	*x = WebhookDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3170,7 @@ func (x *WebhookDeleted) String() string {
 func (*WebhookDeleted) ProtoMessage() {}
 
 func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3183,7 @@ func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDeleted.ProtoReflect.Descriptor instead.
 func (*WebhookDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WebhookDeleted) GetNote() string {
@@ -3150,7 +3204,7 @@ type QuotaLimit struct {
 
 func (x *QuotaLimit) Reset() {
 	*x = QuotaLimit{}
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3216,7 @@ func (x *QuotaLimit) String() string {
 func (*QuotaLimit) ProtoMessage() {}
 
 func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3229,7 @@ func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaLimit.ProtoReflect.Descriptor instead.
 func (*QuotaLimit) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *QuotaLimit) GetName() string {
@@ -3203,7 +3257,7 @@ type QuotaSet struct {
 
 func (x *QuotaSet) Reset() {
 	*x = QuotaSet{}
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3269,7 @@ func (x *QuotaSet) String() string {
 func (*QuotaSet) ProtoMessage() {}
 
 func (x *QuotaSet) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3282,7 @@ func (x *QuotaSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaSet.ProtoReflect.Descriptor instead.
 func (*QuotaSet) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *QuotaSet) GetLimits() []*QuotaLimit {
@@ -3350,7 +3404,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"?\n" +
 	"\vSandboxUsed\x120\n" +
-	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xc6\x03\n" +
+	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xfb\x03\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -3370,7 +3424,8 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x16idempotency_key_sha256\x18\v \x01(\fR\x14idempotencyKeySha256\x12%\n" +
 	"\x0erequest_sha256\x18\f \x01(\fR\rrequestSha256\x12\x1d\n" +
 	"\n" +
-	"keep_stdin\x18\r \x01(\bR\tkeepStdin\"\xb9\x01\n" +
+	"keep_stdin\x18\r \x01(\bR\tkeepStdin\x123\n" +
+	"\bterminal\x18\x0e \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\"\xb9\x01\n" +
 	"\rExecRequested\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x17\n" +
@@ -3424,7 +3479,9 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\fwall_time_us\x18\t \x01(\x04R\n" +
 	"wallTimeUs\"-\n" +
 	"\x13ExecCancelRequested\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa8\x01\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\":\n" +
+	"\vExecResized\x12+\n" +
+	"\x04size\x18\x01 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\xa8\x01\n" +
 	"\x11WorkspaceReleased\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x16\n" +
@@ -3539,7 +3596,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3568,71 +3625,75 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*ExecCompleted)(nil),          // 24: sandtrail.events.v1.ExecCompleted
 	(*ExecLost)(nil),               // 25: sandtrail.events.v1.ExecLost
 	(*ExecCancelRequested)(nil),    // 26: sandtrail.events.v1.ExecCancelRequested
-	(*WorkspaceReleased)(nil),      // 27: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),       // 28: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                 // 29: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),         // 30: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),          // 31: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),              // 32: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),          // 33: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),             // 34: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),             // 35: sandtrail.events.v1.KeyRevoked
-	(*EventFilter)(nil),            // 36: sandtrail.events.v1.EventFilter
-	(*WebhookCreated)(nil),         // 37: sandtrail.events.v1.WebhookCreated
-	(*WebhookRotated)(nil),         // 38: sandtrail.events.v1.WebhookRotated
-	(*WebhookReplayRequested)(nil), // 39: sandtrail.events.v1.WebhookReplayRequested
-	(*WebhookTestRequested)(nil),   // 40: sandtrail.events.v1.WebhookTestRequested
-	(*WebhookTested)(nil),          // 41: sandtrail.events.v1.WebhookTested
-	(*WebhookDisabled)(nil),        // 42: sandtrail.events.v1.WebhookDisabled
-	(*WebhookDeleted)(nil),         // 43: sandtrail.events.v1.WebhookDeleted
-	(*QuotaLimit)(nil),             // 44: sandtrail.events.v1.QuotaLimit
-	(*QuotaSet)(nil),               // 45: sandtrail.events.v1.QuotaSet
-	nil,                            // 46: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 47: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 48: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),            // 49: common.v1.LimitHit
+	(*ExecResized)(nil),            // 27: sandtrail.events.v1.ExecResized
+	(*WorkspaceReleased)(nil),      // 28: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),       // 29: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                 // 30: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),         // 31: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),          // 32: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),              // 33: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),          // 34: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),             // 35: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),             // 36: sandtrail.events.v1.KeyRevoked
+	(*EventFilter)(nil),            // 37: sandtrail.events.v1.EventFilter
+	(*WebhookCreated)(nil),         // 38: sandtrail.events.v1.WebhookCreated
+	(*WebhookRotated)(nil),         // 39: sandtrail.events.v1.WebhookRotated
+	(*WebhookReplayRequested)(nil), // 40: sandtrail.events.v1.WebhookReplayRequested
+	(*WebhookTestRequested)(nil),   // 41: sandtrail.events.v1.WebhookTestRequested
+	(*WebhookTested)(nil),          // 42: sandtrail.events.v1.WebhookTested
+	(*WebhookDisabled)(nil),        // 43: sandtrail.events.v1.WebhookDisabled
+	(*WebhookDeleted)(nil),         // 44: sandtrail.events.v1.WebhookDeleted
+	(*QuotaLimit)(nil),             // 45: sandtrail.events.v1.QuotaLimit
+	(*QuotaSet)(nil),               // 46: sandtrail.events.v1.QuotaSet
+	nil,                            // 47: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 48: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 49: common.v1.UsageMetrics
+	(*v1.TerminalSize)(nil),        // 50: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),            // 51: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	46, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	47, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	47, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	48, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	48, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	48, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	48, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	47, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	48, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	47, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	47, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
-	19, // 15: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	47, // 16: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	19, // 17: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	47, // 18: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	22, // 19: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	48, // 20: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	23, // 21: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	23, // 22: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	49, // 23: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	48, // 24: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	47, // 25: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	47, // 26: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	47, // 27: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	29, // 28: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	29, // 29: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	47, // 30: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	47, // 31: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	36, // 32: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	47, // 33: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	44, // 34: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	49, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	49, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	49, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	48, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	49, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	48, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	48, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	50, // 15: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
+	19, // 16: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	48, // 17: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	19, // 18: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	48, // 19: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	22, // 20: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	49, // 21: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	23, // 22: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	23, // 23: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	51, // 24: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	49, // 25: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	50, // 26: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
+	48, // 27: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	48, // 28: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	48, // 29: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	30, // 30: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	30, // 31: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	48, // 32: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	48, // 33: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	37, // 34: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	48, // 35: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	45, // 36: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -3646,7 +3707,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -54,6 +54,7 @@ type Request struct {
 	//	*Request_Configure
 	//	*Request_StatFile
 	//	*Request_DeleteFile
+	//	*Request_Resize
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -245,6 +246,15 @@ func (x *Request) GetDeleteFile() *DeleteFile {
 	return nil
 }
 
+func (x *Request) GetResize() *Resize {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
 type isRequest_Call interface {
 	isRequest_Call()
 }
@@ -309,6 +319,10 @@ type Request_DeleteFile struct {
 	DeleteFile *DeleteFile `protobuf:"bytes,24,opt,name=delete_file,json=deleteFile,proto3,oneof"`
 }
 
+type Request_Resize struct {
+	Resize *Resize `protobuf:"bytes,25,opt,name=resize,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Call() {}
 
 func (*Request_Start) isRequest_Call() {}
@@ -338,6 +352,8 @@ func (*Request_Configure) isRequest_Call() {}
 func (*Request_StatFile) isRequest_Call() {}
 
 func (*Request_DeleteFile) isRequest_Call() {}
+
+func (*Request_Resize) isRequest_Call() {}
 
 // Target is the name and the uid that the cluster gave to what is called.
 type Target struct {
@@ -413,6 +429,7 @@ type Response struct {
 	//	*Response_Configure
 	//	*Response_StatFile
 	//	*Response_DeleteFile
+	//	*Response_Resize
 	Answer        isResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -597,6 +614,15 @@ func (x *Response) GetDeleteFile() *DeleteFileReply {
 	return nil
 }
 
+func (x *Response) GetResize() *ResizeReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
 type isResponse_Answer interface {
 	isResponse_Answer()
 }
@@ -661,6 +687,10 @@ type Response_DeleteFile struct {
 	DeleteFile *DeleteFileReply `protobuf:"bytes,24,opt,name=delete_file,json=deleteFile,proto3,oneof"`
 }
 
+type Response_Resize struct {
+	Resize *ResizeReply `protobuf:"bytes,25,opt,name=resize,proto3,oneof"`
+}
+
 func (*Response_Hello) isResponse_Answer() {}
 
 func (*Response_Start) isResponse_Answer() {}
@@ -690,6 +720,8 @@ func (*Response_Configure) isResponse_Answer() {}
 func (*Response_StatFile) isResponse_Answer() {}
 
 func (*Response_DeleteFile) isResponse_Answer() {}
+
+func (*Response_Resize) isResponse_Answer() {}
 
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1002,7 +1034,10 @@ type Start struct {
 	// Keep standard input open for Stdin calls; otherwise it ends behind stdin.
 	KeepStdin bool `protobuf:"varint,7,opt,name=keep_stdin,json=keepStdin,proto3" json:"keep_stdin,omitempty"`
 	// Most bytes kept of each output stream; 0: the toolbox's default. Over it the head and the tail are kept.
-	OutputCap     uint64 `protobuf:"varint,8,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"`
+	OutputCap uint64 `protobuf:"varint,8,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"`
+	// Set: it runs on a terminal of this size, as the leader of a session whose terminal that is. What is written to the terminal is
+	// stdout, what is typed is standard input, whose end is typed as Ctrl-D; stderr has nothing.
+	Terminal      *v1.TerminalSize `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1091,6 +1126,13 @@ func (x *Start) GetOutputCap() uint64 {
 		return x.OutputCap
 	}
 	return 0
+}
+
+func (x *Start) GetTerminal() *v1.TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
 }
 
 type StartReply struct {
@@ -1981,6 +2023,95 @@ func (*SignalReply) Descriptor() ([]byte, []int) {
 	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{21}
 }
 
+// Resize gives the terminal of a running exec another size; its programs are told by SIGWINCH.
+type Resize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecId        string                 `protobuf:"bytes,1,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	Size          *v1.TerminalSize       `protobuf:"bytes,2,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resize) Reset() {
+	*x = Resize{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resize) ProtoMessage() {}
+
+func (x *Resize) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resize.ProtoReflect.Descriptor instead.
+func (*Resize) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Resize) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *Resize) GetSize() *v1.TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
+type ResizeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeReply) Reset() {
+	*x = ResizeReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeReply) ProtoMessage() {}
+
+func (x *ResizeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeReply.ProtoReflect.Descriptor instead.
+func (*ResizeReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{23}
+}
+
 type List struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1989,7 +2120,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2132,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[22]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2145,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{22}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
 }
 
 type ListReply struct {
@@ -2026,7 +2157,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2169,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[23]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2182,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{23}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListReply) GetExecs() []*ExecState {
@@ -2071,7 +2202,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2214,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2227,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Forget) GetExecId() string {
@@ -2114,7 +2245,7 @@ type ForgetReply struct {
 
 func (x *ForgetReply) Reset() {
 	*x = ForgetReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2257,7 @@ func (x *ForgetReply) String() string {
 func (*ForgetReply) ProtoMessage() {}
 
 func (x *ForgetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2270,7 @@ func (x *ForgetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReply.ProtoReflect.Descriptor instead.
 func (*ForgetReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
 }
 
 type Usage struct {
@@ -2150,7 +2281,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2293,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2306,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
 }
 
 type UsageReply struct {
@@ -2191,7 +2322,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2334,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2347,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UsageReply) GetUsage() *v1.UsageMetrics {
@@ -2265,7 +2396,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2408,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2421,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadFile) GetPath() string {
@@ -2328,7 +2459,7 @@ type ReadFileReply struct {
 
 func (x *ReadFileReply) Reset() {
 	*x = ReadFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2340,7 +2471,7 @@ func (x *ReadFileReply) String() string {
 func (*ReadFileReply) ProtoMessage() {}
 
 func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2353,7 +2484,7 @@ func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileReply.ProtoReflect.Descriptor instead.
 func (*ReadFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadFileReply) GetData() []byte {
@@ -2403,7 +2534,7 @@ type StatFile struct {
 
 func (x *StatFile) Reset() {
 	*x = StatFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2546,7 @@ func (x *StatFile) String() string {
 func (*StatFile) ProtoMessage() {}
 
 func (x *StatFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2559,7 @@ func (x *StatFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFile.ProtoReflect.Descriptor instead.
 func (*StatFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatFile) GetPath() string {
@@ -2461,7 +2592,7 @@ type StatFileReply struct {
 
 func (x *StatFileReply) Reset() {
 	*x = StatFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2604,7 @@ func (x *StatFileReply) String() string {
 func (*StatFileReply) ProtoMessage() {}
 
 func (x *StatFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2617,7 @@ func (x *StatFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFileReply.ProtoReflect.Descriptor instead.
 func (*StatFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatFileReply) GetSize() int64 {
@@ -2535,7 +2666,7 @@ type DeleteFile struct {
 
 func (x *DeleteFile) Reset() {
 	*x = DeleteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2678,7 @@ func (x *DeleteFile) String() string {
 func (*DeleteFile) ProtoMessage() {}
 
 func (x *DeleteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2691,7 @@ func (x *DeleteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFile.ProtoReflect.Descriptor instead.
 func (*DeleteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteFile) GetPath() string {
@@ -2585,7 +2716,7 @@ type DeleteFileReply struct {
 
 func (x *DeleteFileReply) Reset() {
 	*x = DeleteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2728,7 @@ func (x *DeleteFileReply) String() string {
 func (*DeleteFileReply) ProtoMessage() {}
 
 func (x *DeleteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2741,7 @@ func (x *DeleteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFileReply.ProtoReflect.Descriptor instead.
 func (*DeleteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
 }
 
 type WriteFile struct {
@@ -2634,7 +2765,7 @@ type WriteFile struct {
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2777,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2790,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -2737,7 +2868,7 @@ type WriteFileReply struct {
 
 func (x *WriteFileReply) Reset() {
 	*x = WriteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2880,7 @@ func (x *WriteFileReply) String() string {
 func (*WriteFileReply) ProtoMessage() {}
 
 func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2893,7 @@ func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileReply.ProtoReflect.Descriptor instead.
 func (*WriteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WriteFileReply) GetBytesWritten() int64 {
@@ -2799,7 +2930,7 @@ type ListFiles struct {
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +2942,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2955,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -2867,7 +2998,7 @@ type ListFilesReply struct {
 
 func (x *ListFilesReply) Reset() {
 	*x = ListFilesReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +3010,7 @@ func (x *ListFilesReply) String() string {
 func (*ListFilesReply) ProtoMessage() {}
 
 func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +3023,7 @@ func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesReply.ProtoReflect.Descriptor instead.
 func (*ListFilesReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListFilesReply) GetEntries() []*FileEntry {
@@ -2930,7 +3061,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3073,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3086,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -3013,7 +3144,7 @@ type Shutdown struct {
 
 func (x *Shutdown) Reset() {
 	*x = Shutdown{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3156,7 @@ func (x *Shutdown) String() string {
 func (*Shutdown) ProtoMessage() {}
 
 func (x *Shutdown) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3169,7 @@ func (x *Shutdown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shutdown.ProtoReflect.Descriptor instead.
 func (*Shutdown) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Shutdown) GetGraceMs() uint64 {
@@ -3067,7 +3198,7 @@ type ShutdownReply struct {
 
 func (x *ShutdownReply) Reset() {
 	*x = ShutdownReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3210,7 @@ func (x *ShutdownReply) String() string {
 func (*ShutdownReply) ProtoMessage() {}
 
 func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3223,7 @@ func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownReply.ProtoReflect.Descriptor instead.
 func (*ShutdownReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ShutdownReply) GetUsage() *v1.UsageMetrics {
@@ -3120,7 +3251,7 @@ var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
 
 const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
-	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\a\n" +
+	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\b\n" +
 	"\aRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\x06target\x18\x02 \x01(\v2\x1c.sandtrail.toolbox.v1.TargetR\x06target\x123\n" +
@@ -3142,11 +3273,12 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\tconfigure\x18\x16 \x01(\v2\x1f.sandtrail.toolbox.v1.ConfigureH\x00R\tconfigure\x12=\n" +
 	"\tstat_file\x18\x17 \x01(\v2\x1e.sandtrail.toolbox.v1.StatFileH\x00R\bstatFile\x12C\n" +
 	"\vdelete_file\x18\x18 \x01(\v2 .sandtrail.toolbox.v1.DeleteFileH\x00R\n" +
-	"deleteFileB\x06\n" +
+	"deleteFile\x126\n" +
+	"\x06resize\x18\x19 \x01(\v2\x1c.sandtrail.toolbox.v1.ResizeH\x00R\x06resizeB\x06\n" +
 	"\x04call\".\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x86\b\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xc3\b\n" +
 	"\bResponse\x121\n" +
 	"\x05error\x18\x01 \x01(\v2\x1b.sandtrail.toolbox.v1.ErrorR\x05error\x128\n" +
 	"\x05hello\x18\n" +
@@ -3167,7 +3299,8 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\tconfigure\x18\x16 \x01(\v2$.sandtrail.toolbox.v1.ConfigureReplyH\x00R\tconfigure\x12B\n" +
 	"\tstat_file\x18\x17 \x01(\v2#.sandtrail.toolbox.v1.StatFileReplyH\x00R\bstatFile\x12H\n" +
 	"\vdelete_file\x18\x18 \x01(\v2%.sandtrail.toolbox.v1.DeleteFileReplyH\x00R\n" +
-	"deleteFileB\b\n" +
+	"deleteFile\x12;\n" +
+	"\x06resize\x18\x19 \x01(\v2!.sandtrail.toolbox.v1.ResizeReplyH\x00R\x06resizeB\b\n" +
 	"\x06answer\"M\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
@@ -3193,7 +3326,7 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
-	"\x0eConfigureReply\"\xb8\x02\n" +
+	"\x0eConfigureReply\"\xed\x02\n" +
 	"\x05Start\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x126\n" +
@@ -3206,7 +3339,8 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
 	"keep_stdin\x18\a \x01(\bR\tkeepStdin\x12\x1d\n" +
 	"\n" +
-	"output_cap\x18\b \x01(\x04R\toutputCap\x1a6\n" +
+	"output_cap\x18\b \x01(\x04R\toutputCap\x123\n" +
+	"\bterminal\x18\t \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
@@ -3274,7 +3408,11 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x04tree\x18\x03 \x01(\bR\x04tree\x12\x19\n" +
 	"\bgrace_ms\x18\x04 \x01(\x04R\agraceMs\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"\r\n" +
-	"\vSignalReply\"\x06\n" +
+	"\vSignalReply\"N\n" +
+	"\x06Resize\x12\x17\n" +
+	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
+	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\r\n" +
+	"\vResizeReply\"\x06\n" +
 	"\x04List\"B\n" +
 	"\tListReply\x125\n" +
 	"\x05execs\x18\x01 \x03(\v2\x1f.sandtrail.toolbox.v1.ExecStateR\x05execs\"!\n" +
@@ -3368,7 +3506,7 @@ func file_toolbox_v1_toolbox_proto_rawDescGZIP() []byte {
 	return file_toolbox_v1_toolbox_proto_rawDescData
 }
 
-var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*Request)(nil),               // 0: sandtrail.toolbox.v1.Request
 	(*Target)(nil),                // 1: sandtrail.toolbox.v1.Target
@@ -3392,30 +3530,33 @@ var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*StdinReply)(nil),            // 19: sandtrail.toolbox.v1.StdinReply
 	(*Signal)(nil),                // 20: sandtrail.toolbox.v1.Signal
 	(*SignalReply)(nil),           // 21: sandtrail.toolbox.v1.SignalReply
-	(*List)(nil),                  // 22: sandtrail.toolbox.v1.List
-	(*ListReply)(nil),             // 23: sandtrail.toolbox.v1.ListReply
-	(*Forget)(nil),                // 24: sandtrail.toolbox.v1.Forget
-	(*ForgetReply)(nil),           // 25: sandtrail.toolbox.v1.ForgetReply
-	(*Usage)(nil),                 // 26: sandtrail.toolbox.v1.Usage
-	(*UsageReply)(nil),            // 27: sandtrail.toolbox.v1.UsageReply
-	(*ReadFile)(nil),              // 28: sandtrail.toolbox.v1.ReadFile
-	(*ReadFileReply)(nil),         // 29: sandtrail.toolbox.v1.ReadFileReply
-	(*StatFile)(nil),              // 30: sandtrail.toolbox.v1.StatFile
-	(*StatFileReply)(nil),         // 31: sandtrail.toolbox.v1.StatFileReply
-	(*DeleteFile)(nil),            // 32: sandtrail.toolbox.v1.DeleteFile
-	(*DeleteFileReply)(nil),       // 33: sandtrail.toolbox.v1.DeleteFileReply
-	(*WriteFile)(nil),             // 34: sandtrail.toolbox.v1.WriteFile
-	(*WriteFileReply)(nil),        // 35: sandtrail.toolbox.v1.WriteFileReply
-	(*ListFiles)(nil),             // 36: sandtrail.toolbox.v1.ListFiles
-	(*ListFilesReply)(nil),        // 37: sandtrail.toolbox.v1.ListFilesReply
-	(*FileEntry)(nil),             // 38: sandtrail.toolbox.v1.FileEntry
-	(*Shutdown)(nil),              // 39: sandtrail.toolbox.v1.Shutdown
-	(*ShutdownReply)(nil),         // 40: sandtrail.toolbox.v1.ShutdownReply
-	nil,                           // 41: sandtrail.toolbox.v1.Configure.EnvEntry
-	nil,                           // 42: sandtrail.toolbox.v1.Start.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),       // 44: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 45: common.v1.LimitHit
+	(*Resize)(nil),                // 22: sandtrail.toolbox.v1.Resize
+	(*ResizeReply)(nil),           // 23: sandtrail.toolbox.v1.ResizeReply
+	(*List)(nil),                  // 24: sandtrail.toolbox.v1.List
+	(*ListReply)(nil),             // 25: sandtrail.toolbox.v1.ListReply
+	(*Forget)(nil),                // 26: sandtrail.toolbox.v1.Forget
+	(*ForgetReply)(nil),           // 27: sandtrail.toolbox.v1.ForgetReply
+	(*Usage)(nil),                 // 28: sandtrail.toolbox.v1.Usage
+	(*UsageReply)(nil),            // 29: sandtrail.toolbox.v1.UsageReply
+	(*ReadFile)(nil),              // 30: sandtrail.toolbox.v1.ReadFile
+	(*ReadFileReply)(nil),         // 31: sandtrail.toolbox.v1.ReadFileReply
+	(*StatFile)(nil),              // 32: sandtrail.toolbox.v1.StatFile
+	(*StatFileReply)(nil),         // 33: sandtrail.toolbox.v1.StatFileReply
+	(*DeleteFile)(nil),            // 34: sandtrail.toolbox.v1.DeleteFile
+	(*DeleteFileReply)(nil),       // 35: sandtrail.toolbox.v1.DeleteFileReply
+	(*WriteFile)(nil),             // 36: sandtrail.toolbox.v1.WriteFile
+	(*WriteFileReply)(nil),        // 37: sandtrail.toolbox.v1.WriteFileReply
+	(*ListFiles)(nil),             // 38: sandtrail.toolbox.v1.ListFiles
+	(*ListFilesReply)(nil),        // 39: sandtrail.toolbox.v1.ListFilesReply
+	(*FileEntry)(nil),             // 40: sandtrail.toolbox.v1.FileEntry
+	(*Shutdown)(nil),              // 41: sandtrail.toolbox.v1.Shutdown
+	(*ShutdownReply)(nil),         // 42: sandtrail.toolbox.v1.ShutdownReply
+	nil,                           // 43: sandtrail.toolbox.v1.Configure.EnvEntry
+	nil,                           // 44: sandtrail.toolbox.v1.Start.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*v1.TerminalSize)(nil),       // 46: common.v1.TerminalSize
+	(*v1.UsageMetrics)(nil),       // 47: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 48: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	1,  // 0: sandtrail.toolbox.v1.Request.target:type_name -> sandtrail.toolbox.v1.Target
@@ -3424,58 +3565,62 @@ var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	14, // 3: sandtrail.toolbox.v1.Request.attach:type_name -> sandtrail.toolbox.v1.Attach
 	18, // 4: sandtrail.toolbox.v1.Request.stdin:type_name -> sandtrail.toolbox.v1.Stdin
 	20, // 5: sandtrail.toolbox.v1.Request.signal:type_name -> sandtrail.toolbox.v1.Signal
-	22, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
-	26, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
-	28, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
-	34, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
-	36, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
-	39, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
-	24, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
+	24, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
+	28, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
+	30, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
+	36, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
+	38, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
+	41, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
+	26, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
 	6,  // 13: sandtrail.toolbox.v1.Request.configure:type_name -> sandtrail.toolbox.v1.Configure
-	30, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
-	32, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
-	3,  // 16: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
-	5,  // 17: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
-	9,  // 18: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
-	15, // 19: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
-	19, // 20: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
-	21, // 21: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
-	23, // 22: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
-	27, // 23: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
-	29, // 24: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
-	35, // 25: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
-	37, // 26: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
-	40, // 27: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
-	25, // 28: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
-	7,  // 29: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
-	31, // 30: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
-	33, // 31: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
-	43, // 32: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
-	41, // 33: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
-	42, // 34: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
-	10, // 35: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
-	11, // 36: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
-	43, // 37: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
-	44, // 38: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
-	12, // 39: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
-	12, // 40: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
-	43, // 41: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	45, // 42: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
-	13, // 43: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	16, // 44: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	17, // 45: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	11, // 46: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	10, // 47: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	44, // 48: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	43, // 49: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
-	38, // 50: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	43, // 51: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	44, // 52: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	53, // [53:53] is the sub-list for method output_type
-	53, // [53:53] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	32, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
+	34, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
+	22, // 16: sandtrail.toolbox.v1.Request.resize:type_name -> sandtrail.toolbox.v1.Resize
+	3,  // 17: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
+	5,  // 18: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
+	9,  // 19: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
+	15, // 20: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
+	19, // 21: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
+	21, // 22: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
+	25, // 23: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
+	29, // 24: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
+	31, // 25: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
+	37, // 26: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
+	39, // 27: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
+	42, // 28: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
+	27, // 29: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
+	7,  // 30: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
+	33, // 31: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
+	35, // 32: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
+	23, // 33: sandtrail.toolbox.v1.Response.resize:type_name -> sandtrail.toolbox.v1.ResizeReply
+	45, // 34: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
+	43, // 35: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
+	44, // 36: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
+	46, // 37: sandtrail.toolbox.v1.Start.terminal:type_name -> common.v1.TerminalSize
+	10, // 38: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
+	11, // 39: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
+	45, // 40: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
+	47, // 41: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
+	12, // 42: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
+	12, // 43: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
+	45, // 44: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
+	48, // 45: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	13, // 46: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	16, // 47: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	17, // 48: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	11, // 49: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	46, // 50: sandtrail.toolbox.v1.Resize.size:type_name -> common.v1.TerminalSize
+	10, // 51: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	47, // 52: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	45, // 53: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
+	40, // 54: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	45, // 55: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 56: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
@@ -3499,6 +3644,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Request_Configure)(nil),
 		(*Request_StatFile)(nil),
 		(*Request_DeleteFile)(nil),
+		(*Request_Resize)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[2].OneofWrappers = []any{
 		(*Response_Hello)(nil),
@@ -3516,6 +3662,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Response_Configure)(nil),
 		(*Response_StatFile)(nil),
 		(*Response_DeleteFile)(nil),
+		(*Response_Resize)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[15].OneofWrappers = []any{
 		(*AttachEvent_Data)(nil),
@@ -3528,7 +3675,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_toolbox_v1_toolbox_proto_rawDesc), len(file_toolbox_v1_toolbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
