@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 )
 
@@ -36,6 +38,13 @@ func (p *peer) moreFiles(c *commandsv1.FileCall) (*commandsv1.FileReply, error) 
 		}
 		delete(p.files, call.Delete.GetPath())
 		p.appends++
+		return &commandsv1.FileReply{}, nil
+	case *commandsv1.FileCall_Resize:
+		x := p.running[call.Resize.GetExecId()]
+		if x == nil {
+			return nil, fault.New(fault.NotFound, fault.ReasonExecNotFound, "there is no such exec")
+		}
+		x.do(ids.New(), sandbox.ResizeExec{Size: call.Resize.GetSize()})
 		return &commandsv1.FileReply{}, nil
 	default:
 		return p.stdin(c.GetStdin())

@@ -388,7 +388,7 @@ func (p *peer) fileCall(c *commandsv1.FileCall) (*commandsv1.FileReply, error) {
 		return p.answers(c), nil
 	}
 	switch call := c.GetCall().(type) {
-	case *commandsv1.FileCall_Stat, *commandsv1.FileCall_Delete, *commandsv1.FileCall_Stdin:
+	case *commandsv1.FileCall_Stat, *commandsv1.FileCall_Delete, *commandsv1.FileCall_Stdin, *commandsv1.FileCall_Resize:
 		return p.moreFiles(c)
 	case *commandsv1.FileCall_Read:
 		if p.onRead != nil {

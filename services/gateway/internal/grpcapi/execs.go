@@ -156,7 +156,10 @@ func (s *Server) GetExec(ctx context.Context, req *computev1.GetExecRequest) (*c
 		RequestedAt: timestamp(x.RequestedAt), StartedAt: timestamp(x.StartedAt), EndedAt: timestamp(x.EndedAt),
 		Command: x.Spec.GetCommand(), Args: x.Spec.GetArgs(), WorkingDir: x.Spec.GetWorkingDir(),
 		FirstSequence: x.FirstSeq, LastSequence: x.LastSeq, Digest: x.Digest,
-		LastChunk: max(x.Completed.GetLastChunk(), x.Lost.GetLastChunk()),
+		LastChunk: max(x.Completed.GetLastChunk(), x.Lost.GetLastChunk()), Terminal: x.Spec.GetTerminal(),
+	}
+	for _, r := range x.Resizes {
+		res.Resizes = append(res.Resizes, &computev1.TerminalResize{Time: timestamp(r.Time), Size: r.Size})
 	}
 	if x.Completed != nil {
 		res.Completed = completed(x.ID, x.Completed)

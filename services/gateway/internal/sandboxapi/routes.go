@@ -27,6 +27,7 @@ var routes = []route{
 	{method: http.MethodPost, path: all + "/execute", id: "execute", scopes: tenant.Execute, long: true, do: (*call).execute},
 	{method: http.MethodGet, path: all + "/stream", id: "stream", scopes: tenant.Execute, long: true, do: (*call).stream},
 	{method: http.MethodPost, path: all + "/stream", id: "stream_post", scopes: tenant.Execute, long: true, do: (*call).stream},
+	{method: http.MethodGet, path: one + "/pty", id: "pty", scopes: tenant.Execute, long: true, do: (*call).pty},
 	{method: http.MethodGet, path: toolbox + "/info", id: "info", scopes: tenant.Execute, do: (*call).about},
 	{method: http.MethodGet, path: toolbox + "/metrics", id: "metrics", scopes: tenant.Execute, do: (*call).load},
 	{method: http.MethodGet, path: toolbox + "/files", id: "files", scopes: tenant.Files, do: (*call).listFiles},
@@ -50,7 +51,6 @@ var routes = []route{
 var missing = []route{
 	lacks(http.MethodPatch, one, "patch", "a sandbox's time and labels cannot be changed yet", tenant.Create),
 	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
-	lacks("", one+"/pty", "pty", "terminals are not served yet", tenant.Execute),
 	lacks("", one+"/session", "session", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
 	lacks("", one+"/session/", "session_one", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
 	lacks("", toolbox+"/code-interpreter/", "interpreter", "the stateful interpreter is not served yet; execute starts a new one each time", tenant.Execute),

@@ -1,6 +1,7 @@
 package usecase
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -19,6 +20,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/calls"
@@ -175,6 +177,9 @@ func (u *UseCases) execSpec(s sandbox.Sandbox, req *computev1.ExecCommandRequest
 		Command: req.GetCommand(), Args: req.GetArgs(), WorkingDir: req.GetWorkingDir(), TimeoutMs: uint64(timeout.Milliseconds()),
 		EnvKeys: slices.Sorted(maps.Keys(req.GetEnv())), StdinBytes: uint64(len(req.GetStdin())), Detach: req.GetDetach(), SessionId: s.SessionID,
 		OutputLimitBytes: req.GetOutputLimitBytes(), StopAtOutputLimit: req.GetStopAtOutputLimit(), KeepStdin: req.GetKeepStdin(),
+	}
+	if t := req.GetTerminal(); t != nil {
+		spec.Terminal = &commonv1.TerminalSize{Columns: cmp.Or(t.GetColumns(), 80), Rows: cmp.Or(t.GetRows(), 24)}
 	}
 	if proto.Size(spec) > maxSpecBytes {
 		bad["args"] = "command, args and the names of env together may have 128 KiB; put more into a file or stdin"

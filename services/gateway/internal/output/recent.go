@@ -1,0 +1,49 @@
+package output
+
+import (
+	"context"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	"github.com/sandtrail/sandtrail/libs/transcript"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
+)
+
+// Recent is the number of the chunk behind which the last most bytes of an exec's output stand, of both streams and a chunk more at most;
+// 0 where that is all. What is no longer kept is left out.
+func Recent(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, most uint64) (uint64, error) {
+	out := subject.Output(exec.Tenant, exec.Sandbox, exec.ID)
+	at := func(seq uint64) (*transcript.Chunk, error) {
+		m, err := stored.One(ctx, js, topology.StreamOutput, out, seq)
+		if err != nil || m == nil {
+			return nil, err
+		}
+		c, err := transcript.Decode(m.Header, m.Data, m.Seq)
+		return &c, err
+	}
+	last, err := at(0)
+	if err != nil || last == nil {
+		return 0, err
+	}
+	end := last.StdoutEnd + last.StderrEnd
+	low, high := uint64(1), last.Seq
+	first := last
+	// The first chunk whose end is within most of the last one's: ends rise with sequences.
+	for low < high {
+		middle := low + (high-low)/2
+		c, err := at(middle)
+		switch {
+		case err != nil:
+			return 0, err
+		case c == nil:
+			high = middle
+		case c.StdoutEnd+c.StderrEnd+most >= end:
+			first, high = c, middle
+		default:
+			low = c.Seq + 1
+		}
+	}
+	return first.Number - 1, nil
+}
