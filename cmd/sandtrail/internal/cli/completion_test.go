@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,12 @@ func TestMain(m *testing.M) {
 	switch {
 	case usageapp.IsEngine():
 		os.Exit(usageapp.EngineMain())
+	case os.Getenv(asShell) != "":
+		os.Exit(cli.Main(os.Args[1:], cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: func() (<-chan os.Signal, func()) {
+			c := make(chan os.Signal, 2)
+			signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+			return c, func() { signal.Stop(c) }
+		}}))
 	case words == "":
 		os.Exit(m.Run())
 	case len(os.Args) > 1 && slices.Contains([]string{"completion", "__complete"}, os.Args[1]):

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/client"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
@@ -37,7 +40,8 @@ type ReplayExec struct {
 // Help is printed below the flags.
 func (r *ReplayExec) Help() string {
 	return "Without --at: the output. With it: the exec as its events tell it, and what has changed since.\n\n" +
-		"Times are those at which output was recorded: pieces of at most 32 KiB or 20 ms."
+		"Times are those at which output was recorded: pieces of at most 32 KiB or 20 ms. A recording of what ran on a terminal has its size, and " +
+		"the later ones that were known when it was begun."
 }
 
 func (r *ReplayExec) check() error {
@@ -105,6 +109,9 @@ func (r *ReplayExec) output(ctx context.Context, e *Env, api *client.Client) err
 			return err
 		}
 		defer film.discard()
+		if err := r.terminal(ctx, api, film); err != nil {
+			return ended(ctx, err)
+		}
 		event = film.before(out.event)
 	case r.Play:
 		event = (&player{ctx: ctx, speed: r.Speed, most: r.MaxPause, next: out.event}).event
@@ -131,6 +138,18 @@ func (r *ReplayExec) output(ctx context.Context, e *Env, api *client.Client) err
 	default:
 		return nil
 	}
+}
+
+// terminal tells a recording of the terminal that the exec ran on, as far as its sizes are known by now.
+func (r *ReplayExec) terminal(ctx context.Context, api *client.Client, film *cast) error {
+	x, err := client.Retry(ctx, api, func(ctx context.Context) (*computev1.GetExecResponse, error) {
+		return api.GetExec(ctx, &computev1.GetExecRequest{SandboxId: r.Sandbox, ExecId: r.Exec})
+	})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	film.terminal, film.resizes = x.GetTerminal(), x.GetResizes()
+	return err
 }
 
 // state shows the exec at a moment.

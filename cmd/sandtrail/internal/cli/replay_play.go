@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -71,12 +72,17 @@ type cast struct {
 	file *os.File
 	out  *bufio.Writer
 	// begin is when the first event was recorded, at how far behind it the last line stands, in seconds.
-	begin time.Time
-	at    float64
+	begin  time.Time
+	headed bool
+	at     float64
 	// rest is the beginning of a character whose end has not come yet, cr that the last byte was a carriage return, of each stream.
 	rest map[string][]byte
 	cr   map[string]bool
-	err  error
+	// terminal is its size at first where the exec ran on one, which ends lines as a terminal wants them by itself; resizes are the later
+	// ones that no line tells of yet.
+	terminal *commonv1.TerminalSize
+	resizes  []*computev1.TerminalResize
+	err      error
 }
 
 // newCast begins a recording beside the file that it is to become; - is stdout.
@@ -111,8 +117,10 @@ func (c *cast) event(e *computev1.ExecEvent) error {
 	at := e.GetEmittedAt().AsTime()
 	if c.begin.IsZero() {
 		c.begin = at
+		c.resized(at)
 		c.header()
 	}
+	c.resized(at)
 	c.at = max(c.at, at.Sub(c.begin).Seconds())
 	switch v := e.GetEvent().(type) {
 	case *computev1.ExecEvent_Stdout:
@@ -128,14 +136,33 @@ func (c *cast) event(e *computev1.ExecEvent) error {
 	return c.err
 }
 
+// resized tells of the sizes that the terminal had up to a time; before the header they are its first.
+func (c *cast) resized(until time.Time) {
+	for len(c.resizes) > 0 && !c.resizes[0].GetTime().AsTime().After(until) {
+		r := c.resizes[0]
+		c.resizes = c.resizes[1:]
+		if !c.headed {
+			c.terminal = r.GetSize()
+			continue
+		}
+		c.at = max(c.at, r.GetTime().AsTime().Sub(c.begin).Seconds())
+		c.line("r", fmt.Sprintf("%dx%d", r.GetSize().GetColumns(), r.GetSize().GetRows()))
+	}
+}
+
 func (c *cast) header() {
+	c.headed = true
+	columns, rows := uint32(castColumns), uint32(castRows)
+	if c.terminal != nil {
+		columns, rows = c.terminal.GetColumns(), c.terminal.GetRows()
+	}
 	c.json(struct {
 		Version   int    `json:"version"`
-		Width     int    `json:"width"`
-		Height    int    `json:"height"`
+		Width     uint32 `json:"width"`
+		Height    uint32 `json:"height"`
 		Timestamp int64  `json:"timestamp"`
 		Title     string `json:"title"`
-	}{2, castColumns, castRows, c.begin.Unix(), "exec " + c.id})
+	}{2, columns, rows, c.begin.Unix(), "exec " + c.id})
 }
 
 // piece records output up to the last whole character; what cannot be the beginning of one is shown as U+FFFD.
@@ -160,7 +187,7 @@ func (c *cast) text(stream string, data []byte) {
 	}
 	lines := make([]byte, 0, len(data)+len(data)/16)
 	for _, b := range data {
-		if b == '\n' && !c.cr[stream] {
+		if b == '\n' && !c.cr[stream] && c.terminal == nil {
 			lines = append(lines, '\r')
 		}
 		lines, c.cr[stream] = append(lines, b), b == '\r'

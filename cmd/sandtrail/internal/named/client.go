@@ -85,30 +85,39 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	if r.Accept != "" {
 		req.Header.Set("Accept", r.Accept)
 	}
-	if c.options.Key != "" {
-		req.Header.Set("Authorization", "Bearer "+c.options.Key)
-	}
-	if c.options.Tenant != "" {
-		req.Header.Set("X-Sandtrail-Tenant", c.options.Tenant)
-	}
-	req.Header.Set("User-Agent", c.options.Agent)
+	c.identify(req.Header)
 	res, err := c.http.Do(req)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		var u *url.Error
-		if errors.As(err, &u) {
-			err = u.Err
-		}
-		return nil, fault.Newf(fault.Unavailable, fault.ReasonWorkerUnavailable,
-			"the server at %s cannot be reached (--api-url, SANDTRAIL_API_URL; `sandtrail up` runs one): %v", c.options.URL, err)
+		return nil, c.unreached(err)
 	}
 	if res.StatusCode < http.StatusMultipleChoices {
 		return res, nil
 	}
 	defer res.Body.Close()
 	return nil, refused(res)
+}
+
+// identify says who calls.
+func (c *Client) identify(h http.Header) {
+	if c.options.Key != "" {
+		h.Set("Authorization", "Bearer "+c.options.Key)
+	}
+	if c.options.Tenant != "" {
+		h.Set("X-Sandtrail-Tenant", c.options.Tenant)
+	}
+	h.Set("User-Agent", c.options.Agent)
+}
+
+func (c *Client) unreached(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err
+	}
+	return fault.Newf(fault.Unavailable, fault.ReasonWorkerUnavailable,
+		"the server at %s cannot be reached (--api-url, SANDTRAIL_API_URL; `sandtrail up` runs one): %v", c.options.URL, err)
 }
 
 // maxProblem bounds what is read of a refusal, maxAnswer of an answer that is one document.
@@ -137,10 +146,15 @@ func refused(res *http.Response) error {
 		}
 		return fault.Newf(code, fault.ReasonInternal, "the server answered %s: %.300s", res.Status, said)
 	}
-	f := fault.New(p.Error.Code, p.Error.Reason, p.Error.Message).WithRetry(time.Duration(p.Error.RetryAfterSeconds) * time.Second)
-	if len(p.Error.Fields) > 0 {
+	return problemFault(p.Error)
+}
+
+// problemFault is the fault that a problem tells of.
+func problemFault(p fault.ProblemError) error {
+	f := fault.New(p.Code, p.Reason, p.Message).WithRetry(time.Duration(p.RetryAfterSeconds) * time.Second)
+	if len(p.Fields) > 0 {
 		fields := map[string]string{}
-		for _, one := range p.Error.Fields {
+		for _, one := range p.Fields {
 			fields[one.Field] = one.Message
 		}
 		f = f.WithFields(fields)

@@ -159,6 +159,8 @@ func execHappened(body proto.Message) string {
 		return fmt.Sprintf("its outcome cannot be known (%s): %s", b.GetReason(), b.GetMessage())
 	case *eventsv1.ExecCancelRequested:
 		return "its end was asked for: " + b.GetReason()
+	case *eventsv1.ExecResized:
+		return fmt.Sprintf("its terminal has %d columns and %d rows", b.GetSize().GetColumns(), b.GetSize().GetRows())
 	default:
 		return ""
 	}
