@@ -64,11 +64,13 @@ func TestARebuildFindsAndMendsEveryDamage(t *testing.T) {
 			func(r app.Rebuilt) bool { d := r.Differences; return d.Foreign == 10 && d.Changed+d.Missing == 0 },
 		},
 		{
-			"rows of events beyond the log", []string{replaced(copies, "generateUUIDv4() AS id, 1099511627776 AS stream_seq")},
+			"rows of events beyond the log",
+			[]string{replaced(copies, "generateUUIDv4() AS id, 1099511627776 AS stream_seq")},
 			func(r app.Rebuilt) bool { return r.Beyond == 5 },
 		},
 		{
-			"another figure behind the one that is right", []string{replaced(copies, "cpu_ms + 1 AS cpu_ms, 9 AS schema_version")},
+			"another figure behind the one that is right",
+			[]string{replaced(copies, "cpu_ms + 1 AS cpu_ms, 9 AS schema_version")},
 			func(r app.Rebuilt) bool { d := r.Differences; return d.Changed == 5 && d.Missing+d.Foreign == 0 },
 		},
 		{"all rows gone", []string{"TRUNCATE TABLE agents.usage_events_raw"}, func(r app.Rebuilt) bool {
@@ -85,7 +87,8 @@ func TestARebuildFindsAndMendsEveryDamage(t *testing.T) {
 			},
 		},
 		{
-			"days missing", []string{"ALTER TABLE agents.usage_daily_raw DELETE WHERE meter = 'execs'" + mutate},
+			"days missing",
+			[]string{"ALTER TABLE agents.usage_daily_raw DELETE WHERE meter = 'execs'" + mutate},
 			func(r app.Rebuilt) bool { return r.Differences.Days > 0 && r.Differences.Hours == 0 },
 		},
 		{"all hours gone", []string{"TRUNCATE TABLE agents.usage_hourly_raw", "TRUNCATE TABLE agents.usage_windows_raw"}, func(r app.Rebuilt) bool { return r.Differences.Hours > 100 }},
