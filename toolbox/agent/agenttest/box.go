@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -206,6 +207,29 @@ func HostUnder(t testing.TB, authority credentials.Pair, more ...string) *Box {
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "KUBERNETES_SERVICE_HOST=10.0.0.1"}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: User, Gid: User}}
+	// What its programs left behind has no sandbox that ends with it, and counts against the limit of processes of every later agent.
+	t.Cleanup(func() { endIn(t, workspace) })
 	b.begin(t, cmd, func() { _ = cmd.Process.Kill() })
 	return b
+}
+
+// endIn kills the processes that work in a directory, until there are none.
+func endIn(t testing.TB, dir string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		all, err := filepath.Glob("/proc/[0-9]*/cwd")
+		require.NoError(t, err)
+		left := 0
+		for _, link := range all {
+			at, err := os.Readlink(link)
+			if err != nil || at != dir && !strings.HasPrefix(at, dir+"/") {
+				continue
+			}
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			require.NoError(t, err)
+			left++
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return left == 0
+	}, 10*time.Second, time.Millisecond)
 }
