@@ -77,6 +77,17 @@ var calls = map[string]call{
 		_, err := api.ExtendSandbox(ctx, &computev1.ExtendSandboxRequest{SandboxId: owner.sandbox, Timeout: durationpb.New(time.Second)})
 		return nil, err
 	},
+	"StopSandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
+		_, err := api.StopSandbox(ctx, &computev1.StopSandboxRequest{SandboxId: owner.sandbox})
+		if err == nil {
+			_, err = api.StartSandbox(ctx, &computev1.StartSandboxRequest{SandboxId: owner.sandbox}) // the calls behind it need it
+		}
+		return nil, err
+	},
+	"StartSandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
+		_, err := api.StartSandbox(ctx, &computev1.StartSandboxRequest{SandboxId: owner.sandbox})
+		return nil, err
+	},
 	"DescribeSandbox": func(ctx context.Context, api computev1.ComputeServiceClient, owner tenant) ([]string, error) {
 		res, err := api.DescribeSandbox(ctx, &computev1.DescribeSandboxRequest{SandboxId: owner.sandbox})
 		return []string{res.GetSandboxId()}, err
