@@ -75,9 +75,15 @@ func EndedState(id string, end *toolboxv1.End) *toolboxv1.ExecState {
 }
 
 // Drain waits for what is left of a program's output once its leader has ended, DrainGrace at most where a child holds it open, and
-// closes its input. Streams that were never made are nil.
+// closes its input. A reader that is behind has as long to take what is in the pipes, which may be more than the spool has room for.
+// Streams that were never made are nil.
 func Drain(s *spool.Spool, out [2]*Output, in *Input) {
-	s.Release()
+	release := time.AfterFunc(DrainGrace, s.Release)
+	defer func() {
+		if release.Stop() {
+			s.Release()
+		}
+	}()
 	until := time.Now().Add(DrainGrace)
 	for _, o := range out {
 		if o != nil {
