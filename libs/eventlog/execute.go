@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
@@ -64,7 +65,7 @@ func Execute(
 		}
 		// Something stands behind what was loaded.
 		upTo, asked = max(upTo, h.Tail().Seq+1), false
-		if err := pause(ctx, attempt); err != nil {
+		if err := backOff(ctx, attempt); err != nil {
 			return h, err
 		}
 	}
@@ -102,17 +103,13 @@ func typeOf(e envelope.Event) string {
 	return e.Type
 }
 
-// pause waits a moment that grows with each attempt; its length is random, so that rivals do not meet again.
-func pause(ctx context.Context, attempt int) error {
+// backOff waits a moment that grows with each attempt; its length is random, so that rivals do not meet again.
+func backOff(ctx context.Context, attempt int) error {
 	limit := min(maxPause, time.Millisecond<<(attempt+1))
-	t := time.NewTimer(rand.N(limit) + 1) // spreads load, guards nothing
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
+	if pause.For(ctx, rand.N(limit)+1) != nil { // spreads load, guards nothing
 		return Ended(ctx.Err())
 	}
+	return nil
 }
 
 // Ended is the fault of a context that ended before the log answered. What was being appended may be recorded or not; the same

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 )
 
@@ -18,20 +19,16 @@ const (
 // with less, even with nothing: for a decision that is only a conflict more, for a view it would be a wrong past, so it is asked again.
 // fault.Unavailable where the event does not come within about 3 s, or is gone.
 func LoadUpTo(ctx context.Context, log Log, agg subject.Aggregate, seq uint64) (History, error) {
-	pause := firstLag
+	wait := firstLag
 	for range lagAttempts {
 		h, err := log.Load(ctx, agg)
 		if err != nil || h.Tail().Seq >= seq {
 			return h, err
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if pause.For(ctx, wait) != nil {
 			return History{}, Ended(ctx.Err())
 		}
-		pause = min(2*pause, maxLag)
+		wait = min(2*wait, maxLag)
 	}
 	return History{}, fault.Newf(fault.Unavailable, fault.ReasonLogUnavailable, "the log does not show event %d of %s yet; try again", seq, agg.Subject()).
 		WithRetry(time.Second)

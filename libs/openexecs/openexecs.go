@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/directget"
 	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -40,7 +41,7 @@ func current(ctx context.Context, js jetstream.JetStream, filter string) ([]subj
 		return nil, err
 	}
 	// A replica that has the last of these events has all of them.
-	for pause := firstLag; ; pause = min(2*pause, maxLag) {
+	for wait := firstLag; ; wait = min(2*wait, maxLag) {
 		seen, err := look(ctx, js, filter)
 		if err != nil {
 			return nil, err
@@ -48,11 +49,7 @@ func current(ctx context.Context, js jetstream.JetStream, filter string) ([]subj
 		if seen.upTo >= end.Seq {
 			return open(seen.types)
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if pause.For(ctx, wait) != nil {
 			return nil, fmt.Errorf("no replica of the log shows event %d: %w", end.Seq, ctx.Err())
 		}
 	}

@@ -147,7 +147,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		if sampled(failures) {
 			r.log.WarnContext(ctx, "projection stopped; starting again", "failures", failures, "error", err)
 		}
-		pause(ctx, failures)
+		backOff(ctx, failures)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/feed"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -266,14 +267,9 @@ func (s *session) save(ctx context.Context) error {
 // sampled is true for 1, 2, 4, 8 and so on.
 func sampled(n int) bool { return bits.OnesCount(uint(n)) == 1 }
 
-func pause(ctx context.Context, failures int) {
+func backOff(ctx context.Context, failures int) {
 	limit := min(maxPause, minPause<<min(failures, 10))
-	t := time.NewTimer(limit/2 + rand.N(limit/2)) //nolint:gosec // spreads load, guards nothing
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	_ = pause.For(ctx, limit/2+rand.N(limit/2)) //nolint:gosec // spreads load, guards nothing
 }
 
 // Distrust makes every view be put right and built again by the next session, those in ClickHouse too: for a log whose machine went

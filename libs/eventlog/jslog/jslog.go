@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
@@ -247,14 +248,10 @@ func (l *Log) retry(ctx context.Context, read func(context.Context) error) error
 // pause waits before the next attempt, between half and the whole of a time that doubles.
 func (l *Log) pause(ctx context.Context, attempt int) error {
 	d := min(l.firstPause<<attempt, maxPause)
-	t := time.NewTimer(d/2 + rand.N(d/2+1)) // spreads load, guards nothing
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
+	if pause.For(ctx, d/2+rand.N(d/2+1)) != nil { // spreads load, guards nothing
 		return ctx.Err()
 	}
+	return nil
 }
 
 func decode(events []envelope.Recorded, messages []stored) ([]envelope.Recorded, error) {

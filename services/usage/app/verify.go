@@ -13,6 +13,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/metering"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
@@ -63,11 +64,7 @@ func Verify(ctx context.Context, c Check) (Verification, error) {
 		if err != nil || v.Same() || !time.Now().Before(deadline) {
 			return v, err
 		}
-		t := time.NewTimer(min(time.Second, time.Until(deadline)))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if pause.For(ctx, min(time.Second, time.Until(deadline))) != nil {
 			return v, ctx.Err()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
@@ -49,14 +50,7 @@ func (p *player) wait() error {
 		p.due = time.Now()
 		return nil
 	}
-	t := time.NewTimer(left)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-p.ctx.Done():
-		return context.Cause(p.ctx)
-	}
+	return pause.For(p.ctx, left)
 }
 
 const (

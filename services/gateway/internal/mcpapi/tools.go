@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -275,15 +276,8 @@ func try[Req, Res any](ctx context.Context, method func(context.Context, Req) (R
 		if f == nil || f.Code != fault.Unavailable {
 			return res, err
 		}
-		pause := max(f.RetryAfter, 200*time.Millisecond)
-		if time.Now().Add(pause).After(end) {
-			return res, err
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		wait := max(f.RetryAfter, 200*time.Millisecond)
+		if time.Now().Add(wait).After(end) || pause.For(ctx, wait) != nil {
 			return res, err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 )
 
@@ -207,7 +208,7 @@ func (p *Projector) standBy(ctx context.Context) {
 	var seen uint64
 	moved := time.Now()
 	for ctx.Err() == nil && !p.closed() {
-		sleep(ctx, standbyEvery)
+		_ = pause.For(ctx, standbyEvery)
 		c, revision, last, err := p.look(ctx)
 		switch {
 		case err != nil:

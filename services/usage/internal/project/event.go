@@ -55,7 +55,7 @@ func (p *Projector) add(ctx context.Context, b *batch, m feed.Message) error {
 		}
 		p.metrics.retries.Inc()
 		p.log.Warn("cannot project an event, trying again", "seq", m.Seq, "attempt", attempt, "error", err)
-		pause(ctx, attempt)
+		backOff(ctx, attempt)
 	}
 }
 

@@ -22,7 +22,7 @@ func (p *Projector) insert(ctx context.Context, b *batch) error {
 		}
 		p.metrics.retries.Inc()
 		p.log.Warn("cannot insert a batch, trying again", "rows", b.rows.Len(), "attempt", attempt, "error", err)
-		pause(ctx, attempt)
+		backOff(ctx, attempt)
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/dlq"
 	"github.com/sandtrail/sandtrail/libs/feed"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
@@ -126,7 +127,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	g.Go(func() error {
 		for ctx.Err() == nil {
 			p.measureLag(ctx)
-			sleep(ctx, lagEvery)
+			_ = pause.For(ctx, lagEvery)
 		}
 		return nil
 	})
@@ -152,24 +153,15 @@ func (p *Projector) project(ctx context.Context) error {
 		if failures > 1 || !errors.Is(err, feed.ErrGap) {
 			p.log.Warn("cannot read events, trying again", "error", err)
 		}
-		pause(ctx, failures)
+		backOff(ctx, failures)
 	}
 	return nil
 }
 
-// pause waits after the n-th failure in a row: doubling from 100 ms to 10 s, with jitter.
-func pause(ctx context.Context, n int) {
+// backOff waits after the n-th failure in a row: doubling from 100 ms to 10 s, with jitter.
+func backOff(ctx context.Context, n int) {
 	d := min(retryMin<<min(n-1, 10), retryMax)
-	sleep(ctx, d/2+rand.N(d))
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
+	_ = pause.For(ctx, d/2+rand.N(d))
 }
 
 // closed reports whether the connection to the log is gone for good.

@@ -95,7 +95,7 @@ func (s Scan) read(ctx context.Context, p *Projector, from, to uint64, parts cha
 			return fmt.Errorf("read the log: %w", err)
 		}
 		s.Log.DebugContext(ctx, "cannot read events, trying again", "seq", r.next, "error", err)
-		pause(ctx, failures)
+		backOff(ctx, failures)
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func (r *scanning) take(ctx context.Context, b *part, m feed.Message) error {
 		case ctx.Err() != nil || attempt >= scanFailures:
 			return err
 		}
-		pause(ctx, attempt)
+		backOff(ctx, attempt)
 	}
 }
 

@@ -131,7 +131,7 @@ func (s *session) save(ctx context.Context, b *batch) error {
 		}
 		s.p.metrics.retries.Inc()
 		s.p.log.Warn("cannot store the checkpoint, trying again", "attempt", attempt, "error", err)
-		pause(ctx, attempt)
+		backOff(ctx, attempt)
 	}
 }
 
