@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -27,6 +28,9 @@ import (
 
 // childEnv makes this program the usage service between the NATS server and the ClickHouse that it names, until it is killed.
 const childEnv = "USAGE_TEST_CHILD"
+
+// seedEnv chooses the seed.
+const seedEnv = "SANDTRAIL_USAGE_SEED"
 
 func child() int {
 	var server, address string
@@ -205,7 +209,12 @@ var faults = []struct {
 func TestTotalsAreThoseOfTheLogAfterEveryFault(t *testing.T) {
 	e, n := enginetest.Start(t, ""), natstest.Start(t)
 	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	if text := os.Getenv(seedEnv); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("seed %d (%s=%[1]d makes the same log and the same cuts)", seed, seedEnv)
 	s := &stressed{n: n, e: e, conn: enginetest.Open(t, e.URL()), author: newAuthor(t, n.JS, seed), r: rand.New(rand.NewPCG(seed, 1))}
 	s.author.write(3000)
 	for _, f := range faults {

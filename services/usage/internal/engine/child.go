@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -27,7 +26,6 @@ const childEnv = "SANDTRAIL_ENGINE_CHILD"
 // command line they can.
 type childConfig struct {
 	Library, Dir, Ready string
-	Native, HTTP        int
 	AdminPassword       string
 	Users               map[string]User
 }
@@ -78,7 +76,8 @@ func serve(cfg childConfig) error {
 	}()
 	err = runLocal(cfg.Library, []string{
 		"clickhouse-local", "--config-file", conf, "--path", cfg.Dir, "--listen_host", "127.0.0.1",
-		"--tcp_port", strconv.Itoa(cfg.Native), "--http_port", strconv.Itoa(cfg.HTTP),
+		// Any free ports: the public ones are the front's.
+		"--tcp_port", "0", "--http_port", "0",
 		"-q", "SYSTEM START LISTEN TCP; SYSTEM START LISTEN HTTP;" +
 			" SELECT getServerPort('tcp_port') AS tcp, getServerPort('http_port') AS http INTO OUTFILE " + quote(cfg.Ready) + " TRUNCATE FORMAT JSONEachRow;" +
 			" " + hold,

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -65,14 +64,13 @@ const (
 type Engine struct {
 	options  Options
 	password string
-	ports    ports
+	front    *front
 	lock     *os.File
 
 	stop    context.CancelFunc
 	stopped chan struct{}
 
 	mu       sync.Mutex
-	current  *child
 	restarts int
 }
 
@@ -98,19 +96,22 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	secret := make([]byte, 16)
-	_, _ = rand.Read(secret)
-	e := &Engine{
-		options: o, password: hex.EncodeToString(secret), lock: lock, stopped: make(chan struct{}),
-		ports: ports{Native: choosePort(o.Native, DefaultNative), HTTP: choosePort(o.HTTP, DefaultHTTP)},
-	}
-	c, err := e.launch(ctx)
+	front, err := newFront(o.Native, o.HTTP)
 	if err != nil {
 		_ = lock.Close()
 		return nil, err
 	}
-	e.ports, e.current = c.ports, c
+	secret := make([]byte, 16)
+	_, _ = rand.Read(secret)
+	e := &Engine{options: o, password: hex.EncodeToString(secret), front: front, lock: lock, stopped: make(chan struct{})}
+	c, err := e.launch(ctx)
+	if err != nil {
+		front.close()
+		_ = lock.Close()
+		return nil, err
+	}
 	if err := e.publish(); err != nil {
+		front.close()
 		c.end(0)
 		_ = lock.Close()
 		return nil, err
@@ -126,7 +127,7 @@ func (e *Engine) URL() string { return e.As(adminUser) }
 
 // As is URL for another user.
 func (e *Engine) As(user string) string {
-	return fmt.Sprintf("clickhouse://%s:%s@127.0.0.1:%d/default", user, e.password, e.ports.Native)
+	return fmt.Sprintf("clickhouse://%s:%s@127.0.0.1:%d/default", user, e.password, e.front.ports().Native)
 }
 
 // AddressFile is the file in the data directory that holds URL while the engine lives, for those who may read the directory: its owner.
@@ -145,10 +146,10 @@ func (e *Engine) publish() error {
 }
 
 // HTTP is the address to show to people: user default, who may read the views and needs no password.
-func (e *Engine) HTTP() string { return fmt.Sprintf("http://127.0.0.1:%d", e.ports.HTTP) }
+func (e *Engine) HTTP() string { return fmt.Sprintf("http://127.0.0.1:%d", e.front.ports().HTTP) }
 
 // Native is the host and port of the native protocol.
-func (e *Engine) Native() string { return fmt.Sprintf("127.0.0.1:%d", e.ports.Native) }
+func (e *Engine) Native() string { return fmt.Sprintf("127.0.0.1:%d", e.front.ports().Native) }
 
 // Restarts is how often the process was started again.
 func (e *Engine) Restarts() int {
@@ -168,15 +169,18 @@ func (e *Engine) Close() {
 // supervise starts the process again whenever it has died.
 func (e *Engine) supervise(ctx context.Context, c *child) {
 	defer close(e.stopped)
+	defer e.front.close()
 	pause, since := backoffMin, time.Now()
 	for {
 		if c != nil {
 			select {
 			case <-ctx.Done():
+				e.front.close()
 				c.end(stopPatience)
 				return
 			case <-c.done:
 			}
+			e.front.engine.Store(nil)
 			e.options.Log.Error("ClickHouse died, starting it again", "error", c.failure())
 			if time.Since(since) > healthyAfter {
 				pause = backoffMin
@@ -198,7 +202,7 @@ func (e *Engine) supervise(ctx context.Context, c *child) {
 		}
 		c, since = next, time.Now()
 		e.mu.Lock()
-		e.current, e.restarts = c, e.restarts+1
+		e.restarts++
 		e.mu.Unlock()
 	}
 }
@@ -209,7 +213,7 @@ func (e *Engine) launch(ctx context.Context) (*child, error) {
 	defer cancel()
 	cfg := childConfig{
 		Library: e.options.Library, Dir: e.options.Dir, Ready: filepath.Join(e.options.Dir, "ready.json"),
-		Native: e.ports.Native, HTTP: e.ports.HTTP, AdminPassword: e.password, Users: e.options.Users,
+		AdminPassword: e.password, Users: e.options.Users,
 	}
 	if err := os.Remove(cfg.Ready); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove old ready file: %w", err)
@@ -222,18 +226,6 @@ func (e *Engine) launch(ctx context.Context) (*child, error) {
 		c.end(0)
 		return nil, err
 	}
+	e.front.engine.Store(&c.ports)
 	return c, nil
-}
-
-// choosePort turns a wish into a port for the engine: see Options.
-func choosePort(wish, standard int) int {
-	if wish >= 0 {
-		return wish
-	}
-	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", standard))
-	if err != nil {
-		return 0
-	}
-	_ = l.Close()
-	return standard
 }

@@ -187,13 +187,22 @@ func TestClientsThatGoAwayDoNotEndTheEngine(t *testing.T) {
 	require.Zero(t, e.Restarts())
 }
 
-func TestStartSaysWhatTheEngineSaid(t *testing.T) {
+func TestAPortThatIsTakenIsNamed(t *testing.T) {
 	e := start(t, engine.Options{})
 	_, port, ok := strings.Cut(strings.TrimPrefix(e.HTTP(), "http://"), ":")
 	require.True(t, ok)
 	busy, err := strconv.Atoi(port)
 	require.NoError(t, err)
 	_, err = engine.Start(t.Context(), engine.Options{Library: library(t), Dir: t.TempDir(), HTTP: busy, Log: slog.New(slog.DiscardHandler)})
-	require.ErrorContains(t, err, "did not start")
+	require.Equal(t, fault.FailedPrecondition, fault.CodeOf(err))
 	require.ErrorContains(t, err, port)
+}
+
+func TestStartSaysWhatTheEngineSaid(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: starts a process")
+	}
+	_, err := engine.Start(t.Context(), engine.Options{Library: os.Args[0], Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	require.ErrorContains(t, err, "did not start")
+	require.ErrorContains(t, err, "load "+os.Args[0])
 }

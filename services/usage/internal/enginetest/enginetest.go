@@ -30,7 +30,7 @@ func Start(t testing.TB, dir string, ports ...int) *engine.Engine {
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	o := engine.Options{Library: lib, Dir: dir, Log: slog.New(slog.DiscardHandler)}
+	o := engine.Options{Library: lib, Dir: dir}
 	if len(ports) == 2 {
 		o.Native, o.HTTP = ports[0], ports[1]
 	}
@@ -43,11 +43,13 @@ func StartWith(t testing.TB, users map[string]engine.User) *engine.Engine {
 	if testing.Short() {
 		t.Skip("-short: a real ClickHouse")
 	}
-	return launch(t, engine.Options{Library: library(t), Dir: t.TempDir(), Users: users, Log: slog.New(slog.DiscardHandler)})
+	return launch(t, engine.Options{Library: library(t), Dir: t.TempDir(), Users: users})
 }
 
+// launch starts an engine. What it says when it dies stands in the test's output.
 func launch(t testing.TB, o engine.Options) *engine.Engine {
 	t.Helper()
+	o.Log = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	e, err := engine.Start(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(e.Close)
