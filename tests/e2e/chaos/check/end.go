@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -123,6 +125,13 @@ func (w *world) unexplained(x *run, c *eventsv1.ExecCompleted, ran bool) string 
 		if ran && !killed {
 			return "the code is neither its program's nor the signal's"
 		}
+	case sandbox.ReasonSandboxStopped:
+		if !w.stoppedBefore(x) {
+			return "its sandbox was not being stopped"
+		}
+		if ran && !killed {
+			return "the code is neither its program's nor the signal's"
+		}
 	case sandbox.ReasonOOMKilled:
 		if !killed {
 			return "the code is not the signal's"
@@ -146,15 +155,30 @@ func (w *world) signalled(x *run, signal int32) bool {
 // endedBefore: the end of its sandbox was decided, or it had failed and what was left of it was removed, before its own end, by the order
 // of the log: clocks may be set back.
 func (w *world) endedBefore(x *run) bool {
-	b := w.boxes[x.agg.Sandbox]
-	return b != nil && slices.ContainsFunc(b.events, func(e envelope.Recorded) bool {
-		if e.Seq >= x.state.LastSeq {
-			return false
-		}
-		switch e.Body.(type) {
+	return w.before(x, func(body proto.Message) bool {
+		switch body.(type) {
 		case *eventsv1.SandboxDestroying, *eventsv1.SandboxFailed:
 			return true
 		}
 		return false
+	})
+}
+
+// stoppedBefore: the stop of its sandbox was decided between its request and its end.
+func (w *world) stoppedBefore(x *run) bool {
+	return w.before(x, func(body proto.Message) bool {
+		switch body.(type) {
+		case *eventsv1.SandboxStopping, *eventsv1.SandboxStopped:
+			return true
+		}
+		return false
+	})
+}
+
+// before: such an event of its sandbox stands in the log before the end of an exec.
+func (w *world) before(x *run, such func(proto.Message) bool) bool {
+	b := w.boxes[x.agg.Sandbox]
+	return b != nil && slices.ContainsFunc(b.events, func(e envelope.Recorded) bool {
+		return e.Seq < x.state.LastSeq && such(e.Body)
 	})
 }

@@ -15,16 +15,30 @@ import (
 const sweep = 2 * time.Minute
 
 // noLeak: nothing remains of a sandbox that has ended, on its host or in a bucket, but its workspace until its delete-after; and
-// that one is there.
+// that one is there. Of one that is stopped its root and its workspace are there, and nothing that costs more than disk.
 func noLeak(w *world) []finding {
 	var f findings
 	for _, h := range w.Hosts {
-		kept := map[string]bool{}
+		kept, roots := map[string]bool{}, map[string]bool{}
 		for _, r := range h.Found {
-			if r.Kind == evidence.Workspace {
+			switch r.Kind {
+			case evidence.Workspace:
 				kept[r.Sandbox] = true
+			case evidence.Kept:
+				roots[r.Sandbox] = r.Detail == evidence.KeptRoot
 			}
 			w.leaked(&f, r)
+		}
+		for _, b := range sorted(w.boxes) {
+			if b.state.State != sandbox.Stopped || b.state.Worker != h.Worker {
+				continue
+			}
+			if !roots[b.agg.ID] {
+				f.add(b.agg.Subject(), "it is stopped, and its root is gone from worker %s", h.Worker)
+			}
+			if !kept[b.agg.ID] {
+				f.add(b.agg.Subject(), "it is stopped, and its workspace is gone from worker %s", h.Worker)
+			}
 		}
 		for _, d := range sorted(w.disks) {
 			b := w.boxes[d.agg.ID]
@@ -60,8 +74,10 @@ func (w *world) leaked(f *findings, r evidence.Resource) {
 		f.add("sandbox "+r.Sandbox, "the log does not know it, and a %s is there: %s", kindOf(r), r.Name)
 	case r.Kind == evidence.Workspace:
 		w.overdue(f, b, r)
-	case b.state.Over():
+	case b.state.Over(), b.state.State == sandbox.Stopped && r.Kind != evidence.Kept && r.Kind != evidence.File:
 		f.add(b.agg.Subject(), "it is %s, and a %s is there: %s %s", b.state.State, kindOf(r), r.Name, r.Detail)
+	case r.Kind == evidence.Kept && r.Detail == evidence.KeptRoot && b.state.State == sandbox.Ready && w.Taken.Sub(last(b.events).Time) > w.settle:
+		f.add(b.agg.Subject(), "it runs since %s, and the root that it was started from is still kept: %s", last(b.events).Time, r.Name)
 	case r.Zombie:
 		f.add(b.agg.Subject(), "nobody has taken its process %d, which has ended: %s", r.PID, r.Name)
 	}

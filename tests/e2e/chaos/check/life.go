@@ -31,7 +31,7 @@ func sameLife(w *world) []finding {
 			switch {
 			case b == nil:
 				f.add("sandbox "+r.Sandbox, "process %d runs (%s), and the log does not know it", r.PID, r.Role)
-			case b.state.Over():
+			case b.state.Over(), b.state.State == sandbox.Stopped:
 				f.add(b.agg.Subject(), "it is %s, and process %d runs (%s)", b.state.State, r.PID, r.Role)
 			case b.state.Worker != h.Worker:
 				f.add(b.agg.Subject(), "it is on worker %s, and process %d runs on %s (%s)", b.state.Worker, r.PID, h.Worker, r.Role)

@@ -29,8 +29,9 @@ func withinLimits(w *world) []finding {
 
 // placements follows how many sandboxes hold a place of each worker and tenant. One whose end is decided holds none here: its
 // place is given back once nothing of it runs, which the log tells a moment later.
+// One that is stopped holds none of its worker, and its tenant's still.
 func (w *world) placements(f *findings) {
-	at := map[string]string{} // worker by sandbox
+	at := map[string]string{} // worker by sandbox; empty while it is stopped
 	workers, tenants := map[string]int{}, map[string]int{}
 	for _, e := range w.events {
 		agg, err := subject.ParseEvent(e.Subject)
@@ -49,6 +50,12 @@ func (w *world) placements(f *findings) {
 			if held {
 				at[agg.ID] = b.GetPlacement().GetWorker()
 			}
+		case *eventsv1.SandboxStopped:
+			at[agg.ID] = ""
+		case *eventsv1.SandboxStarting:
+			if held && was == "" {
+				at[agg.ID] = w.boxes[agg.ID].state.Worker
+			}
 		case *eventsv1.SandboxFailed, *eventsv1.SandboxDestroying, *eventsv1.SandboxDestroyed:
 			delete(at, agg.ID)
 		default:
@@ -62,8 +69,10 @@ func (w *world) placements(f *findings) {
 		if holds {
 			workers[now]++
 			tenants[agg.Tenant]++
-			w.exceeded(f, e, "worker "+now, workers[now], w.Limits.Sandboxes[now])
 			w.exceeded(f, e, "tenant "+agg.Tenant, tenants[agg.Tenant], w.Limits.PerTenant)
+		}
+		if now != "" {
+			w.exceeded(f, e, "worker "+now, workers[now], w.Limits.Sandboxes[now])
 		}
 	}
 }
@@ -107,13 +116,15 @@ func freeAgain(w *world) []finding {
 				f.add("sandbox "+id, "it holds a place of %s, and the log does not know it", key)
 			case b.state.Over():
 				f.add(b.agg.Subject(), "it is %s, and holds a place of %s", b.state.State, key)
+			case strings.HasPrefix(key, "worker.") && b.state.State == sandbox.Stopped:
+				f.add(b.agg.Subject(), "it is stopped, and holds a place of %s", key)
 			case strings.HasPrefix(key, "worker.") && key != "worker."+b.state.Worker:
 				f.add(b.agg.Subject(), "it is on worker %s, and holds a place of %s", b.state.Worker, key)
 			}
 		}
 	}
 	for _, b := range sorted(w.boxes) {
-		lives := !b.state.Over() && b.state.State != sandbox.Destroying
+		lives := !b.state.Over() && b.state.State != sandbox.Destroying && b.state.State != sandbox.Stopped
 		if key := "worker." + b.state.Worker; lives && !holders[key][b.agg.ID] {
 			f.add(b.agg.Subject(), "it is %s, and holds no place of %s", b.state.State, key)
 		}

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ func oneOutcome(w *world) []finding {
 			f.add(x.agg.Subject(), "it ended %d times", n)
 		}
 	}
+	f = append(f, w.turns()...)
 	f = append(f, w.calls()...)
 	f = append(f, w.repeats()...)
 	for _, m := range w.waiting() {
@@ -60,6 +62,58 @@ func (w *world) calls() findings {
 		}
 	}
 	return f
+}
+
+// turns: each key of a stop or a start had its effect once, and none that was acknowledged had none.
+func (w *world) turns() findings {
+	var f findings
+	type keys struct{ called, acknowledged map[string]bool }
+	by := map[string]map[journal.Op]keys{}
+	for _, c := range w.Calls {
+		if c.Op != journal.Stop && c.Op != journal.Restart {
+			continue
+		}
+		if by[c.Sandbox] == nil {
+			by[c.Sandbox] = map[journal.Op]keys{journal.Stop: {map[string]bool{}, map[string]bool{}}, journal.Restart: {map[string]bool{}, map[string]bool{}}}
+		}
+		by[c.Sandbox][c.Op].called[c.Key] = true
+		if c.Answer == journal.Acknowledged {
+			by[c.Sandbox][c.Op].acknowledged[c.Key] = true
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(by)) {
+		b := w.boxes[id]
+		if b == nil {
+			continue
+		}
+		stops, starts := count[*eventsv1.SandboxStopping](b.events), b.startedAgain()
+		for op, n := range map[journal.Op]int{journal.Stop: stops, journal.Restart: starts} {
+			if called := len(by[id][op].called); n > called {
+				f.add(b.agg.Subject(), "it was asked %d times to %s, and did so %d times", called, op, n)
+			}
+			if told := len(by[id][op].acknowledged); n < told {
+				f.add(b.agg.Subject(), "%d orders to %s were acknowledged, and it did so %d times", told, op, n)
+			}
+		}
+	}
+	return f
+}
+
+// startedAgain is how many starts of it were accepted while it was stopped.
+func (b *box) startedAgain() int {
+	n, stopped := 0, false
+	for _, e := range b.events {
+		switch e.Body.(type) {
+		case *eventsv1.SandboxStopped:
+			stopped = true
+		case *eventsv1.SandboxStarting:
+			if stopped {
+				n++
+			}
+			stopped = false
+		}
+	}
+	return n
 }
 
 func (w *world) cancelled(f *findings, c journal.Call) {
@@ -111,7 +165,7 @@ func (w *world) executed(f *findings, c journal.Call) {
 
 // mustBeOver: its sandbox has ended, or its program had more than the time that it needs.
 func (w *world) mustBeOver(x *run) bool {
-	if b := w.boxes[x.agg.Sandbox]; b == nil || b.state.Over() {
+	if b := w.boxes[x.agg.Sandbox]; b == nil || b.state.Over() || b.state.State == sandbox.Stopped && w.Taken.Sub(last(b.events).Time) > w.settle {
 		return true
 	}
 	if x.program == nil || x.program.Endless {
@@ -213,7 +267,7 @@ func unsettled(w *world) []finding {
 		}
 	}
 	for _, x := range sorted(w.runs) {
-		if b := w.boxes[x.agg.Sandbox]; !x.state.Over() && (b == nil || b.state.Over()) {
+		if b := w.boxes[x.agg.Sandbox]; !x.state.Over() && (b == nil || b.state.Over() || b.state.State == sandbox.Stopped) {
 			f.add(x.agg.Subject(), "its sandbox has ended and it has not")
 		}
 	}

@@ -29,7 +29,7 @@ type plant struct {
 	damage func(*copyOf)
 }
 
-var plants = slices.Concat(outcomePlants, startPlants, outputPlants, endPlants, lifePlants, leakPlants, viewPlants, orderPlants, limitPlants)
+var plants = slices.Concat(outcomePlants, startPlants, outputPlants, endPlants, lifePlants, leakPlants, viewPlants, orderPlants, limitPlants, stillPlants)
 
 var outcomePlants = []plant{
 	{check.OneOutcome, "an acknowledged create that the log does not know", "the log does not know it", func(c *copyOf) {

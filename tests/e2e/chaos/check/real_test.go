@@ -113,6 +113,22 @@ func (c client) cancel(exec string) journal.Call {
 	return o.Done(err)
 }
 
+func (c client) stop(sandbox, key string) journal.Call {
+	o := c.j.Begin(journal.Call{Client: c.name, Op: journal.Stop, Tenant: tenant, Sandbox: sandbox, Key: key})
+	ctx, cancel := c.context(key)
+	defer cancel()
+	_, err := c.api.StopSandbox(ctx, &computev1.StopSandboxRequest{SandboxId: sandbox})
+	return o.Done(err)
+}
+
+func (c client) restart(sandbox, key string) journal.Call {
+	o := c.j.Begin(journal.Call{Client: c.name, Op: journal.Restart, Tenant: tenant, Sandbox: sandbox, Key: key})
+	ctx, cancel := c.context(key)
+	defer cancel()
+	_, err := c.api.StartSandbox(ctx, &computev1.StartSandboxRequest{SandboxId: sandbox})
+	return o.Done(err)
+}
+
 func (c client) destroy(sandbox string) journal.Call {
 	o := c.j.Begin(journal.Call{Client: c.name, Op: journal.Destroy, Tenant: tenant, Sandbox: sandbox})
 	ctx, cancel := c.context("")
@@ -166,6 +182,7 @@ func realRun(t *testing.T, s *stack.Stack) (journal.History, evidence.Evidence) 
 		require.Equal(t, journal.Acknowledged, c.destroy(box).Answer)
 	}
 	require.Equal(t, journal.Acknowledged, c.create("freed").Answer, "the place of a destroyed one is free")
+	stillness(t, c, boxes[0])
 	require.NoError(t, j.Close())
 
 	e, err := evidence.Collect(t.Context(), evidence.Sources{
@@ -178,4 +195,18 @@ func realRun(t *testing.T, s *stack.Stack) (journal.History, evidence.Evidence) 
 	require.True(t, e.Settled.Agreed, "%+v", e.Settled)
 	t.Logf("%d calls, %d events, agreed within %s; all of it took %s", len(j.History().Calls), len(e.Events), e.Settled.Took, time.Since(begin))
 	return j.History(), e
+}
+
+// stillness stops a sandbox and starts it again, and leaves another one stopped.
+func stillness(t *testing.T, c client, box string) {
+	t.Helper()
+	c.exec(box, "", journal.Program{Token: "to the stop", StdoutLines: 5, Width: 64, Endless: true}, 1)
+	for _, call := range []journal.Call{c.stop(box, "stop-0"), c.stop(box, "stop-0"), c.restart(box, "start-0"), c.restart(box, "start-0")} {
+		require.Equal(t, journal.Acknowledged, call.Answer, call.Message)
+	}
+	c.exec(box, "", journal.Program{Token: "behind the start"}, 0)
+	still := c.create("still").Sandbox
+	c.exec(still, "", journal.Program{Token: "before the stop"}, 0)
+	require.Equal(t, journal.Acknowledged, c.stop(still, "stop-still").Answer)
+	require.Equal(t, journal.Refused, c.exec(still, "", journal.Program{Token: "behind the stop"}, 0).Answer)
 }

@@ -117,7 +117,12 @@ const (
 	File      Kind = "file"
 	// Workspace is the image or directory of a workspace: kept until its delete-after.
 	Workspace Kind = "workspace"
+	// Kept is what outlives the processes of a sandbox that is stopped; Detail is KeptRoot once its root lies there.
+	Kept Kind = "kept"
 )
+
+// KeptRoot is the Detail of a Kept that holds the root of a sandbox.
+const KeptRoot = "root"
 
 // Roles of processes.
 const (

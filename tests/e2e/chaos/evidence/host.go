@@ -104,9 +104,9 @@ func (s *survey) add(r Resource) {
 	s.found = append(s.found, r)
 }
 
-// files are the entries of the directories of sandboxes, locks and workspaces.
+// files are the entries of the directories of sandboxes, locks, workspaces and of what is kept.
 func (s *survey) files() error {
-	for dir, kind := range map[string]Kind{"sandboxes": Directory, "locks": File, "workspaces": Workspace} {
+	for dir, kind := range map[string]Kind{"sandboxes": Directory, "locks": File, "workspaces": Workspace, "kept": Kept} {
 		entries, err := os.ReadDir(filepath.Join(s.state, dir))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -115,9 +115,15 @@ func (s *survey) files() error {
 			return err
 		}
 		for _, e := range entries {
-			if id := sandboxIn(e.Name()); id != "" {
-				s.add(Resource{Kind: kind, Name: filepath.Join(s.state, dir, e.Name()), Sandbox: id})
+			id := sandboxIn(e.Name())
+			if id == "" {
+				continue
 			}
+			r := Resource{Kind: kind, Name: filepath.Join(s.state, dir, e.Name()), Sandbox: id}
+			if _, err := os.Lstat(filepath.Join(r.Name, KeptRoot)); kind == Kept && err == nil {
+				r.Detail = KeptRoot
+			}
+			s.add(r)
 		}
 	}
 	return nil

@@ -17,6 +17,9 @@ const (
 	Attach  Op = "attach"
 	Cancel  Op = "cancel"
 	Destroy Op = "destroy"
+	Stop    Op = "stop"
+	// Restart starts what is stopped.
+	Restart Op = "start"
 )
 
 // Answer is what a client knows of a call once it is over.

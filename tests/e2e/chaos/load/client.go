@@ -136,6 +136,24 @@ func (c *Client) Destroy(ctx context.Context, tenant, key, sandbox string) error
 	})
 }
 
+// Stop stops a sandbox, and returns once it has stopped.
+func (c *Client) Stop(ctx context.Context, tenant, key, sandbox string) error {
+	call := journal.Call{Op: journal.Stop, Tenant: tenant, Key: key, Sandbox: sandbox}
+	return repeat(ctx, c, call, func(ctx context.Context, _ *journal.Open) error {
+		_, err := c.api.StopSandbox(ctx, &computev1.StopSandboxRequest{SandboxId: sandbox})
+		return err
+	})
+}
+
+// Start starts a sandbox that is stopped, and returns once it is ready.
+func (c *Client) Start(ctx context.Context, tenant, key, sandbox string) error {
+	call := journal.Call{Op: journal.Restart, Tenant: tenant, Key: key, Sandbox: sandbox}
+	return repeat(ctx, c, call, func(ctx context.Context, _ *journal.Open) error {
+		_, err := c.api.StartSandbox(ctx, &computev1.StartSandboxRequest{SandboxId: sandbox})
+		return err
+	})
+}
+
 // Cancel ends an exec.
 func (c *Client) Cancel(ctx context.Context, tenant, key, sandbox, exec string) error {
 	call := journal.Call{Op: journal.Cancel, Tenant: tenant, Key: key, Sandbox: sandbox, Exec: exec}

@@ -37,13 +37,13 @@ type Options struct {
 
 // Counts of what came out. They may be read while the load runs.
 type Counts struct {
-	Creates, CreatesRefused, Execs, Completed, Lost, ExecsRefused, Cancels, Destroys, Reads, Abandoned, Bytes atomic.Int64
+	Creates, CreatesRefused, Execs, Completed, Lost, ExecsRefused, Cancels, Stops, Destroys, Reads, Abandoned, Bytes atomic.Int64
 }
 
 func (c *Counts) String() string {
-	return fmt.Sprintf("%d creates (%d refused), %d execs (%d completed, %d lost, %d refused), %d cancels, %d destroys, %d reads, %d MB read, %d abandoned",
+	return fmt.Sprintf("%d creates (%d refused), %d execs (%d completed, %d lost, %d refused), %d cancels, %d stops, %d destroys, %d reads, %d MB read, %d abandoned",
 		c.Creates.Load(), c.CreatesRefused.Load(), c.Execs.Load(), c.Completed.Load(), c.Lost.Load(), c.ExecsRefused.Load(), c.Cancels.Load(),
-		c.Destroys.Load(), c.Reads.Load(), c.Bytes.Load()>>20, c.Abandoned.Load())
+		c.Stops.Load(), c.Destroys.Load(), c.Reads.Load(), c.Bytes.Load()>>20, c.Abandoned.Load())
 }
 
 // Load runs a plan.
@@ -132,6 +132,13 @@ func (l *Load) life(ctx context.Context, n uint64) {
 		}
 		s := newStep(random(l.options.Seed, n, uint64(i)), sandbox, fmt.Sprintf("%s-%d", id, i)) //nolint:gosec // a small number
 		l.rest(ctx, random(l.options.Seed, n, uint64(i), 2))                                     //nolint:gosec // a small number
+		if still := random(l.options.Seed, n, uint64(i), 3); i > 0 && still.IntN(12) == 0 {      //nolint:gosec // a small number
+			// Now and then while commands still run in it.
+			if still.IntN(2) == 0 {
+				execs.Wait()
+			}
+			l.still(ctx, client, owner, fmt.Sprintf("%s-%d", id, i), sandbox)
+		}
 		slots <- struct{}{}
 		execs.Go(func() {
 			defer func() { <-slots }()
@@ -191,6 +198,18 @@ func (l *Load) exec(ctx context.Context, owner, sandbox string, s step, r *rand.
 		// Where every sandbox fails, as on a full disk, making them as fast as they fail would only be noise.
 		_ = pause.For(ctx, time.Duration(200+r.IntN(800))*time.Millisecond)
 	}
+}
+
+// still stops a sandbox and starts it again. Where either is refused, the next command tells.
+func (l *Load) still(ctx context.Context, client *Client, owner, key, sandbox string) {
+	err := client.Stop(ctx, owner, key+"-stop", sandbox)
+	l.note(err, "stop "+sandbox)
+	if err != nil {
+		return
+	}
+	l.Stops.Add(1)
+	err = client.Start(ctx, owner, key+"-start", sandbox)
+	l.note(err, "start "+sandbox)
 }
 
 func (l *Load) cancel(ctx context.Context, client *Client, owner, sandbox, exec string, s step) {
