@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -26,8 +27,10 @@ const childEnv = "SANDTRAIL_ENGINE_CHILD"
 // command line they can.
 type childConfig struct {
 	Library, Dir, Ready string
-	AdminPassword       string
-	Users               map[string]User
+	// Native and HTTP are the ports; 0 is any that is free, as for one behind a front.
+	Native, HTTP  int
+	AdminPassword string
+	Users         map[string]User
 }
 
 // IsChild reports whether this process was started to be the engine. The program that hosts the engine asks first thing in
@@ -76,8 +79,7 @@ func serve(cfg childConfig) error {
 	}()
 	err = runLocal(cfg.Library, []string{
 		"clickhouse-local", "--config-file", conf, "--path", cfg.Dir, "--listen_host", "127.0.0.1",
-		// Any free ports: the public ones are the front's.
-		"--tcp_port", "0", "--http_port", "0",
+		"--tcp_port", strconv.Itoa(cfg.Native), "--http_port", strconv.Itoa(cfg.HTTP),
 		"-q", "SYSTEM START LISTEN TCP; SYSTEM START LISTEN HTTP;" +
 			" SELECT getServerPort('tcp_port') AS tcp, getServerPort('http_port') AS http INTO OUTFILE " + quote(cfg.Ready) + " TRUNCATE FORMAT JSONEachRow;" +
 			" " + hold,
