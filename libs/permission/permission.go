@@ -92,6 +92,7 @@ func gateway(b *builder) {
 	b.certain(topology.BucketIdem, "*.*.*", "*.keys") // keys that are claimed, and how many a tenant has
 	b.bucket(topology.BucketKey, "*.*")
 	b.bucket(topology.BucketQuota)
+	b.bucket(topology.BucketLease, topology.LeaseTalk("*"))
 }
 
 // lifecycle is what its two roles have in common: the view of all sandboxes and the places they take up.

@@ -147,6 +147,7 @@ func acts() []act {
 		pub("change what a tenant's execs use", "$KV."+topology.BucketQuota+".acme.execs", exec),
 		pub("skip what is to be billed", "$KV."+topology.BucketCheckpoint+"."+topology.CheckpointUsage, usage),
 		pub("skip what views show", "$KV."+topology.BucketCheckpoint+"."+topology.ProjectionSandboxView, scheduler, host),
+		pub("take the lease of a conversation", "$KV."+topology.BucketLease+"."+topology.LeaseTalk("x"), gateway),
 		pub("take the worker's lease", "$KV."+topology.BucketLease+".reconcile."+worker, host),
 		pub("take another worker's lease", "$KV."+topology.BucketLease+".reconcile."+another),
 		pub("make rows of usage anew", "$KV."+topology.BucketLease+"."+topology.LeaseRebuild, operator),

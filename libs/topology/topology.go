@@ -59,6 +59,9 @@ func ConsumerWebhook(id string) string { return "webhook-" + id }
 // LeaseRebuild is the entry of BucketLease of whoever makes the rows of usage anew.
 const LeaseRebuild = "rebuild.usage"
 
+// LeaseTalk is the entry of BucketLease of who talks to an exec, or to all of one sandbox; what is its id.
+func LeaseTalk(what string) string { return "talk." + what }
+
 // Durable consumers.
 const (
 	ConsumerScheduler = "lifecycle-scheduler-v1"

@@ -247,6 +247,10 @@ func (f *Follower) seek(ctx context.Context) error {
 	if err != nil || last == nil {
 		return err
 	}
+	if last.Number < f.next {
+		f.seq = last.Seq
+		return nil
+	}
 	low, high := uint64(1), last.Seq
 	for low < high {
 		middle := low + (high-low)/2
@@ -259,9 +263,6 @@ func (f *Follower) seek(ctx context.Context) error {
 		default:
 			low = c.Seq + 1
 		}
-	}
-	if last.Number < f.next {
-		low = last.Seq + 1
 	}
 	f.seq = low - 1
 	return nil

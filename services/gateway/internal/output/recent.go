@@ -11,6 +11,16 @@ import (
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 )
 
+// Last is the number of an exec's newest chunk, 0 without one.
+func Last(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate) (uint64, error) {
+	m, err := stored.One(ctx, js, topology.StreamOutput, subject.Output(exec.Tenant, exec.Sandbox, exec.ID), 0)
+	if err != nil || m == nil {
+		return 0, err
+	}
+	c, err := transcript.Decode(m.Header, m.Data, m.Seq)
+	return c.Number, err
+}
+
 // Recent is the number of the chunk behind which the last most bytes of an exec's output stand, of both streams and a chunk more at most;
 // 0 where that is all. What is no longer kept is left out.
 func Recent(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, most uint64) (uint64, error) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -250,18 +251,22 @@ func (u *UseCases) read(ctx context.Context, c claim) (entry, uint64, error) {
 
 // keys is the bucket of idempotency keys, opened once.
 func (u *UseCases) keys(ctx context.Context) (jetstream.KeyValue, error) {
-	if kv := u.idem.Load(); kv != nil {
+	return u.opened(ctx, &u.idem, topology.BucketIdem)
+}
+
+func (u *UseCases) opened(ctx context.Context, at *atomic.Pointer[jetstream.KeyValue], name string) (jetstream.KeyValue, error) {
+	if kv := at.Load(); kv != nil {
 		return *kv, nil
 	}
 	var kv jetstream.KeyValue
 	err := again(ctx, func(ctx context.Context) (err error) {
-		kv, err = u.js.KeyValue(ctx, topology.BucketIdem)
+		kv, err = u.js.KeyValue(ctx, name)
 		return err
 	})
 	if err != nil {
 		return nil, unreachable(err)
 	}
-	u.idem.Store(&kv)
+	at.Store(&kv)
 	return kv, nil
 }
 

@@ -78,8 +78,8 @@ type UseCases struct {
 	logger *slog.Logger
 	// base outlives single calls: work that must go on after a caller left hangs on it.
 	base context.Context
-	// idem is the bucket of idempotency keys, once it has been opened.
-	idem atomic.Pointer[jetstream.KeyValue]
+	// idem is the bucket of idempotency keys, once it has been opened; lease that of leases.
+	idem, lease atomic.Pointer[jetstream.KeyValue]
 
 	tenantsMu sync.Mutex
 	// tenants are the aggregates of sandboxes by id, for callers who name no tenant.
