@@ -28,7 +28,9 @@ type presenting struct {
 
 func (p presenting) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", p.auth)
+	if p.auth != "" {
+		r.Header.Set("Authorization", p.auth)
+	}
 	return p.next.RoundTrip(r)
 }
 
@@ -43,6 +45,12 @@ type agent struct {
 
 func (w *web) agent(t *testing.T, version string) *agent {
 	t.Helper()
+	return agentAt(t, w.base+"/mcp", w.auth, version)
+}
+
+// agentAt is one of an endpoint.
+func agentAt(t *testing.T, url, auth, version string) *agent {
+	t.Helper()
 	a := &agent{t: t}
 	c := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
@@ -54,7 +62,7 @@ func (w *web) agent(t *testing.T, version string) *agent {
 	plain := &http.Transport{}
 	var err error
 	a.ClientSession, err = c.Connect(t.Context(), &mcp.StreamableClientTransport{
-		Endpoint: w.base + "/mcp", HTTPClient: &http.Client{Transport: presenting{w.auth, plain}},
+		Endpoint: url, HTTPClient: &http.Client{Transport: presenting{auth, plain}},
 	}, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	require.NoError(t, err)
 	require.Equal(t, version, a.InitializeResult().ProtocolVersion)

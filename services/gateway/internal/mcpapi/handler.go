@@ -33,7 +33,7 @@ type Handler struct {
 // NewHandler makes the handler; Run ends its sessions. It fails where its metrics are registered already.
 func NewHandler(t *Tools) (*Handler, error) {
 	h := &Handler{tools: t, sessions: newTable()}
-	h.single = mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return t.server }, &mcp.StreamableHTTPOptions{
+	h.single = mcp.NewStreamableHTTPHandler(func(r *http.Request) *mcp.Server { return t.of(boxOf(r.Context())) }, &mcp.StreamableHTTPOptions{
 		Stateless: true, PropagateRequestCancellation: true, DisableLocalhostProtection: true, Logger: t.opt.Log,
 	})
 	if t.opt.Registry != nil {
@@ -63,6 +63,15 @@ func (h *Handler) Run(ctx context.Context) {
 
 // Serve answers one request of a caller, who is owner. What it returns is an error where nothing was answered yet.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, owner string) error {
+	return h.serve(w, r, owner, "")
+}
+
+// ServeOne is Serve with the tools of one sandbox, which take no sandbox_id. Who calls it has found the sandbox to be the caller's.
+func (h *Handler) ServeOne(w http.ResponseWriter, r *http.Request, owner, box string) error {
+	return h.serve(w, r.WithContext(context.WithValue(r.Context(), boxKey{}, box)), owner, box)
+}
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, owner, box string) error {
 	id := r.Header.Get(headerSession)
 	switch {
 	case r.Header.Get(headerProtocol) >= stateless:
@@ -72,12 +81,12 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, owner string) er
 		return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
 			WithFields(map[string]string{"accept": "must name application/json and text/event-stream (GET: the latter)"})
 	case id == "" && r.Method == http.MethodPost:
-		return h.begin(w, r, owner)
+		return h.begin(w, r, owner, box)
 	case id == "":
 		return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
 			WithFields(map[string]string{"mcp-session-id": "is needed"})
 	}
-	s := h.sessions.use(id, owner)
+	s := h.sessions.use(id, owner, box)
 	if s == nil {
 		// Clients begin a new session when they read 404.
 		return fault.New(fault.NotFound, fault.ReasonSessionNotFound, "there is no such session, or its time is over; initialize a new one")
@@ -93,14 +102,14 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, owner string) er
 }
 
 // begin serves the first request of a session. One that does not initialize it leaves none.
-func (h *Handler) begin(w http.ResponseWriter, r *http.Request, owner string) error {
-	s, err := h.sessions.open(owner)
+func (h *Handler) begin(w http.ResponseWriter, r *http.Request, owner, box string) error {
+	s, err := h.sessions.open(owner, box)
 	if err != nil {
 		return err
 	}
 	defer h.sessions.leave(s)
 	// The SDK keeps the values of the first request's context for all that the session does, but not its end.
-	opened, err := h.tools.server.Connect(context.WithValue(r.Context(), sessionKey{}, s), s.transport, nil)
+	opened, err := h.tools.of(box).Connect(context.WithValue(r.Context(), sessionKey{}, s), s.transport, nil)
 	if err != nil {
 		h.sessions.close(s)
 		return fault.From(err)

@@ -39,6 +39,8 @@ type stopOut struct {
 	Status    string `json:"status" jsonschema:"terminated, or terminating: its end is decided and goes on"`
 }
 
+const toolStop = "stop_sandbox"
+
 func sandboxTools(t *Tools) error {
 	err := add(t, &mcp.Tool{
 		Name: "create_sandbox", Annotations: changes("Create a sandbox", false, false),
@@ -52,7 +54,7 @@ func sandboxTools(t *Tools) error {
 		return err
 	}
 	return add(t, &mcp.Tool{
-		Name: "stop_sandbox", Annotations: changes("Stop a sandbox", true, true),
+		Name: toolStop, Annotations: changes("Stop a sandbox", true, true),
 		Description: "End a sandbox and everything that runs in it. Its files are gone with it. May be repeated.",
 	}, nil, (*call).stop)
 }

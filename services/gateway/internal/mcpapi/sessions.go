@@ -31,6 +31,8 @@ type sessionKey struct{}
 // session is one conversation with a client of a protocol that has them. Only the credential that opened it may go on with it.
 type session struct {
 	id, owner string
+	// box is the sandbox that it is about; empty: any.
+	box       string
 	transport *mcp.StreamableServerTransport
 	slots     chan struct{}
 	ctx       context.Context //nolint:containedctx // it is the session's life
@@ -69,8 +71,8 @@ func tenantOf(owner string) string {
 
 // open makes room for a session of an owner, a tenant and its credential with a zero byte between, and adds it, in use. An owner who has too
 // many, or whose tenant has, loses the one that was idle for longest; where none of the owner's is idle, and where the gateway is full of
-// others', it is refused.
-func (t *table) open(owner string) (*session, error) {
+// others', it is refused. box is the sandbox that the session is about, empty for any.
+func (t *table) open(owner, box string) (*session, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expire()
@@ -94,19 +96,19 @@ func (t *table) open(owner string) (*session, error) {
 		t.drop(oldest)
 	}
 	ctx, end := context.WithCancelCause(context.Background())
-	s := &session{id: rand.Text(), owner: owner, slots: make(chan struct{}, sessionCalls), ctx: ctx, end: end, requests: 1}
+	s := &session{id: rand.Text(), owner: owner, box: box, slots: make(chan struct{}, sessionCalls), ctx: ctx, end: end, requests: 1}
 	s.transport = &mcp.StreamableServerTransport{SessionID: s.id}
 	t.all[s.id] = s
 	return s, nil
 }
 
-// use finds an owner's session and marks it as in use; nil where there is none of that id, or it is somebody else's.
-func (t *table) use(id, owner string) *session {
+// use finds an owner's session and marks it as in use; nil where there is none of that id, or it is somebody else's or about another sandbox.
+func (t *table) use(id, owner, box string) *session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.expire()
 	s := t.all[id]
-	if s == nil || s.owner != owner {
+	if s == nil || s.owner != owner || s.box != box {
 		return nil
 	}
 	s.requests++

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,6 +59,8 @@ type Options struct {
 type Tools struct {
 	opt    Options
 	server *mcp.Server
+	// bound has the tools of one sandbox, which boxOf names.
+	bound *mcp.Server
 	// slots bounds the calls at work.
 	slots chan struct{}
 	// base ends every call, but not what it has begun.
@@ -69,15 +72,40 @@ const instructions = `Sandboxes run code in isolation. create_sandbox first, the
 stop_sandbox. A command that failed is an answer with an exit code, not an error. Long output comes as its beginning and its end:
 get_execution reads what lies between. What an error says about retrying holds: with the same idempotency_key nothing happens twice.`
 
+const boundInstructions = `These tools are about one sandbox, which runs code in isolation. Its files are in /workspace and stay as long as it does. A command that
+failed is an answer with an exit code, not an error. Long output comes as its beginning and its end: get_execution reads what lies between.
+What an error says about retrying holds: with the same idempotency_key nothing happens twice.`
+
+// boxKey is that of the sandbox that a session is about.
+type boxKey struct{}
+
+// boxOf is the sandbox that a call is about by the endpoint that it came to; empty: by its arguments.
+func boxOf(ctx context.Context) string {
+	box, _ := ctx.Value(boxKey{}).(string)
+	return box
+}
+
+// of gives the server of a sandbox's tools; that of all tools for none.
+func (t *Tools) of(box string) *mcp.Server {
+	if box == "" {
+		return t.server
+	}
+	return t.bound
+}
+
+func server(version, says string) *mcp.Server {
+	return mcp.NewServer(&mcp.Implementation{Name: "sandtrail", Title: "Sandtrail", Version: cmp.Or(version, "dev")}, &mcp.ServerOptions{
+		Instructions: says, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
+	})
+}
+
 // New makes the tools. ctx ends every call under way. It fails where metrics of the same names are registered already.
 func New(ctx context.Context, o Options) (*Tools, error) {
 	t := &Tools{opt: o, base: ctx, slots: make(chan struct{}, maxCalls)}
 	if t.opt.Run == nil {
 		t.opt.Run = t.once
 	}
-	t.server = mcp.NewServer(&mcp.Implementation{Name: "sandtrail", Title: "Sandtrail", Version: cmp.Or(o.Version, "dev")}, &mcp.ServerOptions{
-		Instructions: instructions, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
-	})
+	t.server, t.bound = server(o.Version, instructions), server(o.Version, boundInstructions)
 	t.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_mcp_calls_total", Help: "Calls of tools, by tool and outcome: ok, or the reason of the error.",
 	}, []string{"tool", "outcome"})
@@ -125,12 +153,33 @@ func (n names) of(path string) string {
 	return path
 }
 
-// add registers a tool. The schemas are those of In and Out, with the bounds that its arguments have everywhere.
+// argBox is the argument that names a sandbox.
+const argBox = "sandbox_id"
+
+// add registers a tool. The schemas are those of In and Out, with the bounds that its arguments have everywhere. One that does something in a
+// sandbox is a tool of a bound server too, without the argument that names it; its life is not what such a tool decides about.
 func add[In, Out any](t *Tools, tool *mcp.Tool, renamed names, do func(*call, In) (Out, error)) error {
+	t.calls.WithLabelValues(tool.Name, "ok") // there from the start, so that its first call is a change
 	in, err := jsonschema.For[In](nil)
 	if err != nil {
 		return err
 	}
+	if err := register(t, t.server, *tool, in, renamed, do); err != nil {
+		return err
+	}
+	if _, ok := in.Properties[argBox]; !ok || tool.Name == toolStop {
+		return nil
+	}
+	if in, err = jsonschema.For[In](nil); err != nil {
+		return err
+	}
+	names := func(name string) bool { return name == argBox }
+	delete(in.Properties, argBox)
+	in.Required, in.PropertyOrder = slices.DeleteFunc(in.Required, names), slices.DeleteFunc(in.PropertyOrder, names)
+	return register(t, t.bound, *tool, in, renamed, do)
+}
+
+func register[In, Out any](t *Tools, to *mcp.Server, tool mcp.Tool, in *jsonschema.Schema, renamed names, do func(*call, In) (Out, error)) error {
 	out, err := jsonschema.For[Out](nil)
 	if err != nil {
 		return err
@@ -145,8 +194,7 @@ func add[In, Out any](t *Tools, tool *mcp.Tool, renamed names, do func(*call, In
 		return fmt.Errorf("schema of %s: %w", tool.Name, err)
 	}
 	tool.InputSchema, tool.OutputSchema = in, out
-	t.calls.WithLabelValues(tool.Name, "ok") // there from the start, so that its first call is a change
-	t.server.AddTool(tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	to.AddTool(&tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		began := time.Now()
 		c, end, err := t.begin(ctx, req)
 		defer end()
@@ -183,7 +231,7 @@ func guarded[In, Out any](c *call, schema *jsonschema.Resolved, do func(*call, I
 		}
 	}()
 	args := c.req.Params.Arguments
-	if len(args) == 0 {
+	if len(args) == 0 || string(args) == "null" { // clients send that where a tool needs none
 		args = json.RawMessage("{}")
 	}
 	var plain any
@@ -196,6 +244,15 @@ func guarded[In, Out any](c *call, schema *jsonschema.Resolved, do func(*call, I
 	}
 	if err := json.Unmarshal(args, &in); err != nil {
 		return out, invalid("the arguments cannot be read")
+	}
+	if box := boxOf(c.ctx); box != "" {
+		named, err := json.Marshal(map[string]string{argBox: box})
+		if err == nil {
+			err = json.Unmarshal(named, &in)
+		}
+		if err != nil {
+			return out, fault.From(err)
+		}
 	}
 	return do(c, in)
 }

@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
@@ -90,7 +89,7 @@ func (c *call) shell(box string, ask terminalRequest) (*computev1.ExecCommandReq
 	return req, invalid(broken)
 }
 
-// upgradable refuses what is no WebSocket, and pages of other sites: a browser sends a person's credentials along.
+// upgradable refuses what is no WebSocket, and pages of other sites.
 func (c *call) upgradable() error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(h.Get("Sec-Websocket-Key")))
@@ -98,15 +97,7 @@ func (c *call) upgradable() error {
 		h.Get("Sec-Websocket-Version") != "13" || err != nil || len(key) != 16 || len(h["Sec-Websocket-Key"]) != 1 {
 		return field("Upgrade", "must open a WebSocket of version 13 over HTTP/1.1: this route is one")
 	}
-	all := h["Origin"]
-	if len(all) == 0 {
-		return nil
-	}
-	u, err := url.Parse(all[0])
-	if len(all) > 1 || err != nil || !strings.EqualFold(u.Host, c.r.Host) {
-		return fault.New(fault.PermissionDenied, fault.ReasonOrigin, "a terminal is not opened for a page of another site")
-	}
-	return nil
+	return c.ownOrigin("a terminal is not opened for a page of another site")
 }
 
 // terminalAsked reads the query; width and height are other names of cols and rows.

@@ -47,7 +47,11 @@ type Options struct {
 	Version string
 	// BodyTime is how long a JSON body may take to arrive.
 	BodyTime time.Duration
-	Tracer   trace.TracerProvider
+	// Heartbeat is the longest silence on a stream of MCP.
+	Heartbeat time.Duration
+	// MCP serves the endpoint of each sandbox.
+	MCP    MCP
+	Tracer trace.TracerProvider
 }
 
 // Server serves the API.

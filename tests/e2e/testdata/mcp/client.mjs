@@ -1,10 +1,11 @@
 // The official TypeScript client against /mcp (MCP_URL, MCP_KEY) or a program on stdin and stdout (MCP_COMMAND, a JSON array). It prints one
-// line of JSON for each step; what is right is for the test to say.
+// line of JSON for each step; what is right is for the test to say. With MCP_BOUND the endpoint is that of one sandbox, which it neither makes
+// nor names.
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
 import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 
-const { MCP_URL, MCP_KEY, MCP_COMMAND } = process.env;
+const { MCP_URL, MCP_KEY, MCP_COMMAND, MCP_BOUND } = process.env;
 const tell = (step, value) => console.log(JSON.stringify({ step, value }));
 
 function transport() {
@@ -26,7 +27,7 @@ async function call(name, args, options) {
   return result.isError ? text : { ...text, checked: JSON.stringify(text) === JSON.stringify(result.structuredContent) };
 }
 
-const { sandbox_id } = await call("create_sandbox", { timeout_seconds: 300 });
+const { sandbox_id } = MCP_BOUND ? {} : await call("create_sandbox", { timeout_seconds: 300 });
 tell("write", await call("write_file", { sandbox_id, path: "dir/notes.txt", content: "grüße\n" }));
 tell("list", await call("list_files", { sandbox_id, path: "dir" }));
 tell("command", await call("run_command", { sandbox_id, command: "cat dir/notes.txt; echo oops >&2; exit 3" }));
@@ -62,6 +63,8 @@ for (let n = 0; n < 100; n++) {
 }
 
 tell("refused", await call("read_file", { sandbox_id, path: "../../etc/passwd" }));
-tell("stop", await call("stop_sandbox", { sandbox_id }));
-tell("after", await call("run_command", { sandbox_id, command: "true" }));
+if (!MCP_BOUND) {
+  tell("stop", await call("stop_sandbox", { sandbox_id }));
+  tell("after", await call("run_command", { sandbox_id, command: "true" }));
+}
 await client.close();
