@@ -19,11 +19,12 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/launch"
 )
 
-// What outlives a sandbox's processes lies in STATE/kept/<id>: its note from its start on, and once it was stopped the root that its
-// keeper left in the sandbox's directory, with a file that says of which run that is. The root comes there by one rename; the run's file
-// is written before, so that a root beside the file of another run is one that has been put back already.
+// What outlives a sandbox's processes lies in STATE/sandboxes/.kept/<id>: its note from its start on, and once it was stopped the root that
+// its keeper left in the sandbox's directory, with a file that says of which run that is. The root comes there by one rename, which the
+// disk of the sandboxes' directories has to be one for; the run's file is written before, so that a root beside the file of another run is
+// one that has been put back already.
 const (
-	keptDir  = "kept"
+	keptDir  = "sandboxes/.kept"
 	noteFile = "note"
 	runFile  = "run.json"
 	rootDir  = "root"
@@ -285,7 +286,7 @@ func (d *Driver) stoppedStatus(id string) runtime.Status {
 // room refuses to keep a root where the host's disk is nearly full: while it is written it lies there twice.
 func (d *Driver) room() error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(d.o.StateDir, &st); err != nil {
+	if err := unix.Statfs(filepath.Join(d.o.StateDir, keptDir), &st); err != nil {
 		return runtimeFault("the worker's disk cannot be looked at", err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < reserveBytes { //nolint:gosec // not negative

@@ -34,6 +34,38 @@ func TestStopContractFromThePool(t *testing.T) {
 	})
 }
 
+// TestARootIsKeptOnTheDiskOfTheSandboxes: an operator may give the directories of sandboxes a disk of their own.
+func TestARootIsKeptOnTheDiskOfTheSandboxes(t *testing.T) {
+	if testing.Short() || os.Geteuid() != 0 {
+		t.Skip("-short, or not root: mounts a disk and runs a sandbox")
+	}
+	state := t.TempDir()
+	disk := filepath.Join(state, "sandboxes")
+	require.NoError(t, os.Mkdir(disk, 0o700))
+	require.NoError(t, unix.Mount("sandboxes", disk, "tmpfs", 0, "size=1g,mode=0700"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+	h := newHost(t, state)
+	s := spec()
+	create(t, h, s)
+	_, exit, err := h.exec(bounded(t), s.ID, "echo kept > /var/tmp/mark")
+	require.NoError(t, err)
+	require.Zero(t, exit)
+	_, err = h.Stop(bounded(t), s.ID)
+	require.NoError(t, err)
+	s.Resume = true
+	create(t, h, s)
+	out, _, err := h.exec(bounded(t), s.ID, "cat /var/tmp/mark")
+	require.NoError(t, err)
+	require.Equal(t, "kept\n", out)
+	// Where that disk is nearly full, nothing is begun.
+	require.NoError(t, unix.Mount("", disk, "", unix.MS_REMOUNT, "size=64m,mode=0700"))
+	_, err = h.Stop(bounded(t), s.ID)
+	require.True(t, fault.Is(err, fault.ReasonDiskFull), "%v", err)
+	_, exit, err = h.exec(bounded(t), s.ID, "true")
+	require.NoError(t, err)
+	require.Zero(t, exit)
+}
+
 // TestAStopIsFinishedWhereverItWasCutShort: what a stop leaves that was killed at each of its steps is finished by the next.
 func TestAStopIsFinishedWhereverItWasCutShort(t *testing.T) {
 	shut := func(t *testing.T, h *host, id string) {

@@ -106,7 +106,7 @@ func (s *survey) add(r Resource) {
 
 // files are the entries of the directories of sandboxes, locks, workspaces and of what is kept.
 func (s *survey) files() error {
-	for dir, kind := range map[string]Kind{"sandboxes": Directory, "locks": File, "workspaces": Workspace, "kept": Kept} {
+	for dir, kind := range map[string]Kind{"sandboxes": Directory, "locks": File, "workspaces": Workspace, "sandboxes/.kept": Kept} {
 		entries, err := os.ReadDir(filepath.Join(s.state, dir))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

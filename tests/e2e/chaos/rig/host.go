@@ -35,6 +35,9 @@ func (r *Rig) Members() []Member {
 	}
 	mine := map[string]string{}
 	for _, id := range ids {
+		if strings.HasPrefix(id.Name(), ".") {
+			continue
+		}
 		mine["st"+strings.ReplaceAll(r.mark(id.Name()), "-", "")] = id.Name()
 	}
 	entries, err := os.ReadDir("/proc")

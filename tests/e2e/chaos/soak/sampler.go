@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -96,7 +97,9 @@ func (s *Sampler) host(into map[string]float64) error {
 		return err
 	}
 	for _, e := range entries {
-		s.known[e.Name()] = true
+		if !strings.HasPrefix(e.Name(), ".") {
+			s.known[e.Name()] = true
+		}
 	}
 	var known []string
 	for id := range s.known {
