@@ -11,6 +11,7 @@ const (
 	all     = Base + "/sandboxes"
 	one     = all + "/{name}"
 	toolbox = one + "/toolbox"
+	kernel  = toolbox + "/code-interpreter"
 )
 
 // routes are those that are served.
@@ -30,6 +31,11 @@ var routes = []route{
 	{method: http.MethodGet, path: one + "/pty", id: "pty", scopes: tenant.Execute, long: true, do: (*call).pty},
 	{path: one + "/mcp", id: "mcp", scopes: tenant.All, long: true, do: (*call).mcp},
 	{path: one + "/mcp/{$}", id: "mcp_slash", scopes: tenant.All, long: true, do: (*call).mcp},
+	{method: http.MethodPost, path: kernel + "/execute", id: "interpreter", scopes: tenant.Execute, long: true, do: (*call).runCell},
+	{method: http.MethodPost, path: kernel + "/contexts", id: "create_context", scopes: tenant.Execute, do: (*call).createContext},
+	{method: http.MethodGet, path: kernel + "/contexts", id: "contexts", scopes: tenant.Execute, do: (*call).contexts},
+	{method: http.MethodPost, path: kernel + "/contexts/{id}/restart", id: "restart_context", scopes: tenant.Execute, do: (*call).restartContext},
+	{method: http.MethodDelete, path: kernel + "/contexts/{id}", id: "delete_context", scopes: tenant.Execute, do: (*call).removeContext},
 	{method: http.MethodGet, path: toolbox + "/info", id: "info", scopes: tenant.Execute, do: (*call).about},
 	{method: http.MethodGet, path: toolbox + "/metrics", id: "metrics", scopes: tenant.Execute, do: (*call).load},
 	{method: http.MethodGet, path: toolbox + "/files", id: "files", scopes: tenant.Files, do: (*call).listFiles},
@@ -55,7 +61,6 @@ var missing = []route{
 	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
 	lacks("", one+"/session", "session", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
 	lacks("", one+"/session/", "session_one", "shells that keep their state are not served yet; execute starts a new one each time", tenant.Execute),
-	lacks("", toolbox+"/code-interpreter/", "interpreter", "the stateful interpreter is not served yet; execute starts a new one each time", tenant.Execute),
 	lacks("", toolbox+"/watch/", "watch", "directories are not watched yet", tenant.Files),
 	lacks("", toolbox+"/proxy/", "proxy", "ports of a sandbox are not reached yet: it has no network", tenant.Execute),
 	lacks(http.MethodDelete, Base+"/poders/{id}", "delete_poder", "workers cannot be removed over this API yet; one that ends is gone after a minute", tenant.Admin),
