@@ -16,3 +16,7 @@ func TestAgentKeepsTheContractAsACommonProcess(t *testing.T) {
 func TestTerminalsOfAnAgentThatIsACommonProcess(t *testing.T) {
 	toolboxtest.RunTerminal(t, agenttest.Host(t).Client)
 }
+
+func TestWatchersOfAnAgentThatIsACommonProcess(t *testing.T) {
+	toolboxtest.RunWatch(t, agenttest.Host(t).Client)
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/terminal"
+	"github.com/sandtrail/sandtrail/toolbox/watch"
 )
 
 // program is one exec from its start until its end is forgotten.
@@ -98,9 +99,15 @@ func (a *Agent) execute(p *program, r *toolboxv1.Start, more map[string]string) 
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return nil, errNoWorkingDir
 	}
-	program, err := lookPath(r.Argv[0], dir, env)
+	program, err := os.Executable()
 	if err != nil {
 		return nil, err
+	}
+	argv, helps := watch.Argv(program, r.Argv)
+	if !helps {
+		if program, err = lookPath(r.Argv[0], dir, env); err != nil {
+			return nil, err
+		}
 	}
 	for i := range p.out {
 		o, err := task.NewOutput(uint32(i+1), p.spool, &p.pipedOut) //nolint:gosec // 1 or 2
@@ -116,7 +123,7 @@ func (a *Agent) execute(p *program, r *toolboxv1.Start, more map[string]string) 
 	}
 	defer stdin.Close()
 	p.in = in
-	argv, files := r.Argv, []uintptr{stdin.Fd(), p.out[0].Write.Fd(), p.out[1].Write.Fd()}
+	files := []uintptr{stdin.Fd(), p.out[0].Write.Fd(), p.out[1].Write.Fd()}
 	if r.Terminal != nil {
 		if p.terminal, err = task.NewTerminal(r.Terminal); err != nil {
 			return nil, err

@@ -50,7 +50,7 @@ func (f *Files) cleanDir(rel string, scan *int) (below []string, err error) {
 				continue
 			}
 			kind := st.Mode & unix.S_IFMT
-			if isTemp(name) && kind == unix.S_IFREG && f.options.Now().Sub(time.Unix(st.Mtim.Unix())) > TempAge {
+			if Hidden(name) && kind == unix.S_IFREG && f.options.Now().Sub(time.Unix(st.Mtim.Unix())) > TempAge {
 				_ = unix.Unlinkat(fd, name, 0)
 			}
 			if kind == unix.S_IFDIR && len(below) < maxScan/100 {

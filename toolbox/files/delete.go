@@ -26,7 +26,7 @@ func (f *Files) Delete(r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, err
 		return nil, invalid("the workspace itself cannot be removed")
 	}
 	parent, base := path.Split(rel)
-	if isTemp(base) {
+	if Hidden(base) {
 		return nil, invalid("the name is reserved")
 	}
 	dir, err := f.openDir(path.Clean(parent))

@@ -306,7 +306,7 @@ func TestLargeFileInParts(t *testing.T) {
 func temps(t *testing.T, ws string) (names []string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(ws, func(p string, _ os.DirEntry, err error) error {
-		if isTemp(filepath.Base(p)) {
+		if Hidden(filepath.Base(p)) {
 			names = append(names, p)
 		}
 		return err

@@ -141,7 +141,7 @@ func (l *lister) names(dir interface {
 	for {
 		batch, err := dir.Readdirnames(512)
 		for _, name := range batch {
-			if !isTemp(name) && name > l.after {
+			if !Hidden(name) && name > l.after {
 				names = append(names, name)
 			}
 		}

@@ -33,7 +33,8 @@ const (
 	maxID      = 128
 )
 
-func isTemp(name string) bool { return strings.HasPrefix(name, tempPrefix) }
+// Hidden reports whether a name is that of a file on its way, which nobody else needs to know of.
+func Hidden(name string) bool { return strings.HasPrefix(name, tempPrefix) }
 
 // upload is a file on its way: its parts are collected in a temporary file beside the target.
 type upload struct {
@@ -68,7 +69,7 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 	switch {
 	case rel == ".":
 		return nil, notFile()
-	case isTemp(path.Base(rel)):
+	case Hidden(path.Base(rel)):
 		return nil, invalid("the name is reserved")
 	case r.Offset < 0 || len(r.UploadId) > maxID || len(r.FinishId) > maxID || r.Mode > 0o7777:
 		return nil, invalid("offset, upload_id, finish_id or mode is out of bounds")

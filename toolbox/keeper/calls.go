@@ -260,7 +260,7 @@ func (k *Keeper) WriteFile(_ context.Context, r *toolboxv1.WriteFile) (*toolboxv
 			return nil, err
 		}
 	}
-	return k.files.Write(r)
+	return k.write(r)
 }
 
 // ListFiles implements server.Handler.
@@ -275,7 +275,7 @@ func (k *Keeper) StatFile(_ context.Context, r *toolboxv1.StatFile) (*toolboxv1.
 
 // DeleteFile implements server.Handler.
 func (k *Keeper) DeleteFile(_ context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
-	return k.files.Delete(r)
+	return k.remove(r)
 }
 
 // recorded reads the end of an exec that is no longer in memory.

@@ -36,6 +36,16 @@ func TestKeeperTerminals(t *testing.T) {
 	}
 }
 
+// Both ways to run programs start watchers.
+func TestKeeperWatchers(t *testing.T) {
+	for _, way := range []string{launch.ControlSocket, launch.ControlCommand} {
+		t.Run(way, func(t *testing.T) {
+			b := keepertest.Start(t, func(s *launch.Spec) { s.Control = way })
+			toolboxtest.RunWatch(t, b.Client)
+		})
+	}
+}
+
 // otherProtocol is a runsc whose sentry's socket is not where the keeper looks for it: runsc itself finds it by its own record.
 // In its place is nothing, or what answers in another language.
 const otherProtocol = `#!/bin/sh

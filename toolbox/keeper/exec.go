@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/terminal"
+	"github.com/sandtrail/sandtrail/toolbox/watch"
 )
 
 // The reasons of an end, as in toolbox.v1.
@@ -44,8 +45,10 @@ type program struct {
 	in      *task.Input
 	// terminal is nil where it runs on none.
 	terminal *task.Terminal
-	account  *account
-	sights   *sights
+	// outside is nil but for a watcher.
+	outside *task.Outside
+	account *account
+	sights  *sights
 	// timeout and outputCap are what was asked for; 0: none.
 	timeout   time.Duration
 	outputCap uint64
@@ -104,6 +107,13 @@ func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 	defer stdin.Close()
 	p.in = in
 	argv, more := r.Argv, []*os.File(nil)
+	if helper, ok := watch.Argv(guestInit, argv); ok && r.Terminal == nil {
+		if p.outside, err = task.NewOutside(); err != nil {
+			return err
+		}
+		defer p.outside.Started()
+		argv, more = watch.WithOutside(helper), p.outside.Files
+	}
 	if r.Terminal != nil {
 		if p.terminal, err = task.NewTerminal(r.Terminal); err != nil {
 			return err
@@ -191,6 +201,7 @@ func (k *Keeper) classify(p *program, end *toolboxv1.End, status syscall.WaitSta
 func (k *Keeper) settle(p *program, end *toolboxv1.End) {
 	task.Drain(p.spool, p.out, p.in)
 	p.terminal.Close()
+	p.outside.Close()
 	end.Usage, end.UsageMethod = k.meter.end(p.account)
 	// The end stays for long, this need not.
 	p.out, p.account = [2]*task.Output{}, nil

@@ -55,7 +55,7 @@ func noFile() error {
 	return fault.New(fault.NotFound, fault.ReasonPathNotFound, "no such file or directory")
 }
 
-// stdin keeps the rules of the toolbox, and takes 3 bytes at a time.
+// stdin keeps the rules of the toolbox, and takes 3 bytes at a time unless the test has it take more.
 func (p *peer) stdin(c *commandsv1.StdinCall) (*commandsv1.FileReply, error) {
 	id, have := c.GetExecId(), uint64(len(p.inputs[c.GetExecId()]))
 	switch {
@@ -65,7 +65,7 @@ func (p *peer) stdin(c *commandsv1.StdinCall) (*commandsv1.FileReply, error) {
 		return nil, fault.New(fault.InvalidArgument, fault.ReasonValidation, "bytes before the offset are missing")
 	}
 	fresh := c.GetData()[min(have-c.GetOffset(), uint64(len(c.GetData()))):]
-	take := min(3, len(fresh))
+	take := min(max(3, p.typed), len(fresh))
 	p.inputs[id] = append(p.inputs[id], fresh[:take]...)
 	p.closed[id] = c.GetEof() && take == len(fresh)
 	return &commandsv1.FileReply{StdinOffset: uint64(len(p.inputs[id]))}, nil

@@ -55,8 +55,10 @@ type peer struct {
 	answers func(*commandsv1.FileCall) *commandsv1.FileReply
 	// listed: a list has what was written.
 	listed bool
-	// unsettled is what the files say of themselves; inputs are standard inputs by exec, closed those that are.
+	// unsettled is what the files say of themselves; inputs are standard inputs by exec, closed those that are, typed how many
+	// bytes they take at once.
 	unsettled bool
+	typed     int
 	inputs    map[string][]byte
 	closed    map[string]bool
 	// onCommand is called before a command of a sandbox is taken.

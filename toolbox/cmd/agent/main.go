@@ -11,6 +11,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/credentials"
 	"github.com/sandtrail/sandtrail/toolbox/install"
 	"github.com/sandtrail/sandtrail/toolbox/terminal"
+	"github.com/sandtrail/sandtrail/toolbox/watch"
 )
 
 // version is set when the binary is built.
@@ -25,6 +26,8 @@ func main() {
 		os.Exit(agent.Main(os.Args[2:], os.Environ(), version, slog.New(slog.NewJSONHandler(os.Stderr, nil))))
 	case terminal.Argument:
 		os.Exit(terminal.Main(os.Args[2:]))
+	case watch.Argument:
+		os.Exit(watch.Main(os.Args[2:]))
 	case "install":
 		if len(os.Args) != 3 {
 			usage()
@@ -43,6 +46,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox agent | terminal PROGRAM … | install DIRECTORY | agent-ca | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox agent | terminal PROGRAM … | watch [recursive] | install DIRECTORY | agent-ca | version")
 	os.Exit(2)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/sandtrail/sandtrail/toolbox/install"
 	"github.com/sandtrail/sandtrail/toolbox/keeper"
 	"github.com/sandtrail/sandtrail/toolbox/terminal"
+	"github.com/sandtrail/sandtrail/toolbox/watch"
 )
 
 // version is set when the binary is built.
@@ -29,6 +30,10 @@ func main() {
 		}
 	case terminal.Argument:
 		os.Exit(terminal.Main(os.Args[2:]))
+	case watch.Argument:
+		os.Exit(watch.Main(os.Args[2:]))
+	case watch.OutsideArgument:
+		os.Exit(watch.MainOutside(os.Args[2:]))
 	case "install":
 		if len(os.Args) != 3 {
 			usage()
@@ -45,6 +50,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | install DIRECTORY | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | watch [recursive] | install DIRECTORY | version")
 	os.Exit(2)
 }

@@ -31,6 +31,7 @@ type FS struct {
 	Replace  FSReplace  `cmd:"" help:"Put one text in the place of another."`
 	Upload   FSUpload   `cmd:"" help:"Copy a local file into a sandbox."`
 	Download FSDownload `cmd:"" help:"Copy a file out of a sandbox."`
+	Watch    FSWatch    `cmd:"" help:"Tell what changes in a directory."`
 }
 
 // inBox is what every command about files has.

@@ -24,6 +24,26 @@ func Last(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate) (
 // Recent is the number of the chunk behind which the last most bytes of an exec's output stand, of both streams and a chunk more at most;
 // 0 where that is all. What is no longer kept is left out.
 func Recent(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, most uint64) (uint64, error) {
+	first, _, err := search(ctx, js, exec, func(c, last *transcript.Chunk) bool {
+		return c.StdoutEnd+c.StderrEnd+most >= last.StdoutEnd+last.StderrEnd
+	})
+	if err != nil || first == nil {
+		return 0, err
+	}
+	return first.Number - 1, nil
+}
+
+// Behind is the first chunk that has something of an exec's stdout behind an offset, nil where there is nothing yet; and the number of its last
+// chunk, 0 without one.
+func Behind(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, stdout uint64) (first *transcript.Chunk, last uint64, err error) {
+	return search(ctx, js, exec, func(c, _ *transcript.Chunk) bool { return c.StdoutEnd > stdout })
+}
+
+// search finds the first chunk of an exec that is right, nil without one, and the number of its last chunk. Where one is right, so are all behind
+// it.
+func search(
+	ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, right func(c, last *transcript.Chunk) bool,
+) (first *transcript.Chunk, number uint64, err error) {
 	out := subject.Output(exec.Tenant, exec.Sandbox, exec.ID)
 	at := func(seq uint64) (*transcript.Chunk, error) {
 		m, err := stored.One(ctx, js, topology.StreamOutput, out, seq)
@@ -34,26 +54,27 @@ func Recent(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate,
 		return &c, err
 	}
 	last, err := at(0)
-	if err != nil || last == nil {
-		return 0, err
+	switch {
+	case err != nil || last == nil:
+		return nil, 0, err
+	case !right(last, last):
+		return nil, last.Number, nil
 	}
-	end := last.StdoutEnd + last.StderrEnd
 	low, high := uint64(1), last.Seq
-	first := last
-	// The first chunk whose end is within most of the last one's: ends rise with sequences.
+	first = last
 	for low < high {
 		middle := low + (high-low)/2
 		c, err := at(middle)
 		switch {
 		case err != nil:
-			return 0, err
+			return nil, 0, err
 		case c == nil:
 			high = middle
-		case c.StdoutEnd+c.StderrEnd+most >= end:
+		case right(c, last):
 			first, high = c, middle
 		default:
 			low = c.Seq + 1
 		}
 	}
-	return first.Number - 1, nil
+	return first, last.Number, nil
 }
