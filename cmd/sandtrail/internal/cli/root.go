@@ -45,6 +45,8 @@ type Root struct {
 	Start   StartBox `cmd:"" group:"Named sandboxes" help:"Bring stopped sandboxes back."`
 	Execute Execute  `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
 	Stream  Execute  `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
+	Run     RunCode  `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
+	Context Contexts `cmd:"" group:"Named sandboxes" help:"Look after the interpreters of a sandbox."`
 	Shell   Shell    `cmd:"" group:"Named sandboxes" help:"Open a terminal in a sandbox."`
 	FS      FS       `cmd:"" name:"fs" group:"Named sandboxes" help:"Work with the files of a sandbox."`
 	Logs    Logs     `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
