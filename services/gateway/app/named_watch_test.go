@@ -87,6 +87,11 @@ func TestWatchersTellWhatChangedSinceTheLastCall(t *testing.T) {
 		require.Equal(t, []string{"remove d"}, told(t, w.seen(id, after).is(t, 200)))
 	}
 	require.Len(t, told(t, w.seen(id, "&after=0").is(t, 200)), 4)
+	// A place that there is not yet says nothing of how far was read.
+	read := func() int { return w.peer.get(func() int { return len(w.peer.inputs[id]) }) }
+	before := read()
+	require.Empty(t, told(t, w.seen(id, "&after=1000000000000").is(t, 200)))
+	require.Equal(t, before, read())
 	remove := func(body map[string]any) answer { return w.json("POST", "/sandboxes/demo/toolbox/watch/remove", body) }
 	require.Equal(t, true, remove(map[string]any{"id": id}).is(t, 200)["success"])
 	require.Equal(t, true, remove(map[string]any{"watcher_id": id}).is(t, 200)["success"], "once more is no error")

@@ -33,17 +33,16 @@ func Recent(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate,
 	return first.Number - 1, nil
 }
 
-// Behind is the first chunk that has something of an exec's stdout behind an offset, nil where there is nothing yet; and the number of its last
-// chunk, 0 without one.
-func Behind(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, stdout uint64) (first *transcript.Chunk, last uint64, err error) {
+// Behind is the first chunk that has something of an exec's stdout behind an offset, nil where there is nothing yet; and its last chunk, nil
+// without one.
+func Behind(ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, stdout uint64) (first, last *transcript.Chunk, err error) {
 	return search(ctx, js, exec, func(c, _ *transcript.Chunk) bool { return c.StdoutEnd > stdout })
 }
 
-// search finds the first chunk of an exec that is right, nil without one, and the number of its last chunk. Where one is right, so are all behind
-// it.
+// search finds the first chunk of an exec that is right, nil without one, and its last chunk. Where one is right, so are all behind it.
 func search(
 	ctx context.Context, js jetstream.JetStream, exec subject.Aggregate, right func(c, last *transcript.Chunk) bool,
-) (first *transcript.Chunk, number uint64, err error) {
+) (first, last *transcript.Chunk, err error) {
 	out := subject.Output(exec.Tenant, exec.Sandbox, exec.ID)
 	at := func(seq uint64) (*transcript.Chunk, error) {
 		m, err := stored.One(ctx, js, topology.StreamOutput, out, seq)
@@ -53,12 +52,9 @@ func search(
 		c, err := transcript.Decode(m.Header, m.Data, m.Seq)
 		return &c, err
 	}
-	last, err := at(0)
-	switch {
-	case err != nil || last == nil:
-		return nil, 0, err
-	case !right(last, last):
-		return nil, last.Number, nil
+	last, err = at(0)
+	if err != nil || last == nil || !right(last, last) {
+		return nil, last, err
 	}
 	low, high := uint64(1), last.Seq
 	first = last
@@ -67,7 +63,7 @@ func search(
 		c, err := at(middle)
 		switch {
 		case err != nil:
-			return nil, 0, err
+			return nil, nil, err
 		case c == nil:
 			high = middle
 		case right(c, last):
@@ -76,5 +72,5 @@ func search(
 			low = c.Seq + 1
 		}
 	}
-	return first, last.Number, nil
+	return first, last, nil
 }

@@ -193,7 +193,7 @@ func (c *call) watched() error {
 	case err != nil:
 		return err
 	case live:
-		c.acknowledge(box, x.ID, told, l.Next)
+		c.acknowledge(box, x.ID, told, min(l.Next, l.End)) // a caller may name a place that there is not yet
 	case len(changes) == 0 && !l.More:
 		return ended(x)
 	}

@@ -21,6 +21,8 @@ type Lines struct {
 	Data []byte
 	// Next is the offset behind Data, and Last the number of the last chunk that was looked at, 0 without one.
 	Next, Last uint64
+	// End is the offset behind all that was there when it was read.
+	End uint64
 	// Missing: something before Next is no longer kept, or never was.
 	Missing bool
 	// More: there is more behind Next already.
@@ -36,7 +38,9 @@ func (u *UseCases) Lines(ctx context.Context, p principal.Principal, x sandbox.E
 	}
 	l := lines{Lines: Lines{Next: from}, at: from, most: most}
 	first, last, err := output.Behind(ctx, u.js, subject.Exec(x.Tenant, x.Sandbox, x.ID), from)
-	l.Last = last
+	if last != nil {
+		l.Last, l.End = last.Number, last.StdoutEnd
+	}
 	if err != nil || first == nil {
 		return l.Lines, err
 	}
@@ -75,7 +79,7 @@ func (l *lines) chunk(c *transcript.Chunk) error {
 	if c.Offset > l.at || c.GapTo > 0 {
 		l.Missing, l.midway, l.rest = true, true, nil
 	}
-	l.at = c.StdoutEnd
+	l.at, l.End = c.StdoutEnd, max(l.End, c.StdoutEnd)
 	if l.midway {
 		_, behind, ok := bytes.Cut(data, []byte{'\n'})
 		if !ok {
