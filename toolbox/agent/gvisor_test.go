@@ -26,6 +26,10 @@ func TestTerminalsOfAnAgentInGVisor(t *testing.T) {
 	toolboxtest.RunTerminal(t, agenttest.GVisor(t, nil).Client)
 }
 
+func TestWatchersOfAnAgentInGVisor(t *testing.T) {
+	toolboxtest.RunWatch(t, agenttest.GVisor(t, nil).Client)
+}
+
 // gVisor does not shield the first process of a container from KILL: a program can end its own sandbox.
 func TestAnAgentThatIsKilledEndsItsSandbox(t *testing.T) {
 	b := agenttest.GVisor(t, nil)
