@@ -213,3 +213,16 @@ func (c *Conversation) put(ctx context.Context, data []byte) (uint64, error) {
 		}
 	}
 }
+
+// Wait waits for the end of the exec, or of ctx, and throws away what it writes until then.
+func (c *Conversation) Wait(ctx context.Context) {
+	for {
+		select {
+		case <-c.chunks:
+		case <-c.over:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -47,18 +47,18 @@ func LabelOf(s *eventsv1.ExecSpec) (label, name string) {
 	return args[labelAt], name
 }
 
-// Labelled gives the execs of a sandbox that have a label, running or over, oldest first. It costs one pass over the sandbox's execs.
+// Labelled gives the execs of a sandbox that have a label, running or over, oldest first; not_found without the sandbox. It costs one pass over the sandbox's execs.
 func (u *UseCases) Labelled(ctx context.Context, p principal.Principal, sandboxID, label string) ([]sandbox.Exec, error) {
 	if err := p.Need(reading); err != nil {
 		return nil, err
 	}
-	agg, err := u.aggregate(ctx, p, sandboxID)
+	s, err := u.show(ctx, p, sandboxID)
 	if err != nil {
 		return nil, err
 	}
 	var order []string
 	histories := map[string]*eventlog.History{}
-	err = directget.Each(ctx, u.js, topology.StreamEvents, subject.ExecsOf(agg.Tenant, agg.ID), 1, func(m directget.Message) error {
+	err = directget.Each(ctx, u.js, topology.StreamEvents, subject.ExecsOf(s.Tenant, s.ID), 1, func(m directget.Message) error {
 		x, err := subject.ParseEvent(m.Subject)
 		if err != nil {
 			return nil //nolint:nilerr // no event of ours

@@ -170,5 +170,11 @@ func (u *UseCases) Recent(ctx context.Context, x sandbox.Exec, most uint64) (aft
 // LongestExec is the longest time that an exec may ask for.
 func (u *UseCases) LongestExec() time.Duration { return u.limits.MaxExecTimeout }
 
+// UsualExec is how long an exec may take that asks for nothing.
+func (u *UseCases) UsualExec() time.Duration { return u.limits.ExecTimeout }
+
+// Ending ends when the gateway stops.
+func (u *UseCases) Ending() context.Context { return u.base }
+
 // Stopping closes when the gateway stops.
 func (u *UseCases) Stopping() <-chan struct{} { return u.base.Done() }
