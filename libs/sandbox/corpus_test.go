@@ -181,6 +181,7 @@ var stories = []struct{ agg, events, state string }{
 	{"name", "NameReserved NameReleased", ""},
 	{"sandbox", "SandboxRequested SandboxExtended SandboxStarting SandboxReady SandboxFailed", "failed"},
 	{"sandbox", "SandboxRequested+idle SandboxStarting SandboxReady SandboxUsed SandboxDestroying SandboxDestroyed", "destroyed"},
+	{"sandbox", "SandboxRequested SandboxStarting SandboxReady SandboxLabelled SandboxFailed", "failed"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},

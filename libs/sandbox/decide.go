@@ -113,6 +113,12 @@ type Extend struct {
 	At, ExpiresAt time.Time
 }
 
+// Label gives it other labels, which are all that it has then. The same ones decide nothing. Refused once its end is decided; one that failed may
+// still be told from others.
+type Label struct {
+	Labels map[string]string
+}
+
 // Use says that it is in use at At. It is recorded ahead, for half of its idle timeout, so that further use decides nothing while that holds for
 // UseHolds at least. So does any of one that has no idle timeout, or is ending.
 type Use struct {
@@ -348,6 +354,18 @@ func (c Extend) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, nil
 	}
 	return one(&eventsv1.SandboxExtended{ExpiresAt: stamp(c.ExpiresAt)})
+}
+
+func (c Label) decide(s Sandbox) ([]proto.Message, error) {
+	switch {
+	case !s.Exists():
+		return nil, notFound(s.ID)
+	case !stepLabelled.possible(s.State):
+		return nil, illegal(s.State, "other labels")
+	case maps.Equal(c.Labels, s.Labels):
+		return nil, nil
+	}
+	return one(&eventsv1.SandboxLabelled{Labels: maps.Clone(c.Labels)})
 }
 
 func (c Use) decide(s Sandbox) ([]proto.Message, error) {

@@ -33,6 +33,7 @@ var (
 	stepDestroyed = step{"destroyed", []string{Destroying}, Destroyed}
 	stepExtended  = step{"extended", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
 	stepUsed      = step{"used", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
+	stepLabelled  = step{"labelled", []string{Requested, Scheduled, Starting, Ready, Failed, Stopping, Stopped}, ""}
 	stepSampled   = step{"usage sampled", []string{Ready, Stopping}, ""}
 )
 
@@ -64,6 +65,8 @@ func stepOf(body any) (step, bool) {
 		return stepExtended, true
 	case *eventsv1.SandboxUsed:
 		return stepUsed, true
+	case *eventsv1.SandboxLabelled:
+		return stepLabelled, true
 	}
 	return step{}, false
 }
@@ -124,6 +127,8 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		if until := timeOf(b.GetUntil()); until.After(s.UsedUntil) {
 			s.UsedUntil = until
 		}
+	case *eventsv1.SandboxLabelled:
+		s.Labels = b.GetLabels()
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:

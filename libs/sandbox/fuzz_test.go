@@ -22,7 +22,7 @@ func FuzzEvolve(f *testing.F) {
 		bodies[i], err = os.ReadFile(corpusPath(string(mt.Descriptor().Name()), ".binpb"))
 		require.NoError(f, err)
 		f.Add([]byte{byte(i)}, uint8(i), bodies[i], int64(0))
-		f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}, uint8(i), bodies[i], int64(1)<<40)
+		f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}, uint8(i), bodies[i], int64(1)<<40)
 	}
 	f.Fuzz(func(t *testing.T, story []byte, last uint8, body []byte, at int64) {
 		if len(story) > 64 {

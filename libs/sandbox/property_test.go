@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -56,10 +57,11 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 15).Draw(t, "kind") {
+	switch rapid.IntRange(0, 16).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
+			Labels: rapid.SampledFrom([]map[string]string{nil, {"a": "1"}}).Draw(t, "labels"),
 			Limits: &eventsv1.Limits{
 				MaxRuntimeMs: rapid.Uint64().Draw(t, "runtime"), IdleTimeoutMs: rapid.SampledFrom([]uint64{0, 1, 60_000}).Draw(t, "idle timeout"),
 			},
@@ -90,6 +92,8 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.Use{At: at}
 	case 14:
 		return id, sandbox.Used{At: at.Add(-time.Duration(rapid.IntRange(0, 60).Draw(t, "ago")) * time.Second)}
+	case 15:
+		return id, sandbox.Label{Labels: rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]string{"1", "2"}), 0, 2).Draw(t, "labels")}
 	case 9:
 		return id, sandbox.MarkWaiting{
 			Worker: worker, Reason: rapid.SampledFrom([]fault.Reason{"", fault.ReasonUnschedulable}).Draw(t, "reason"),
@@ -118,7 +122,7 @@ var next = map[string]string{
 	"ready":     "ready stopping failed destroying",
 	"stopping":  "stopping stopped failed destroying",
 	"stopped":   "stopped starting failed destroying",
-	"failed":    "destroying", "destroying": "destroyed", "destroyed": "-",
+	"failed":    "failed destroying", "destroying": "destroyed", "destroyed": "-",
 }
 
 func TestNoSequenceOfCommandsReachesAnIllegalState(t *testing.T) {
@@ -156,6 +160,12 @@ func TestNoSequenceOfCommandsReachesAnIllegalState(t *testing.T) {
 					require.True(t, state.Restarting(), "only what was stopped can be left stopped")
 				}
 				require.GreaterOrEqual(t, after.Usage.GetCpuMs(), state.Usage.GetCpuMs())
+				if l, ok := c.(sandbox.Label); ok {
+					require.True(t, maps.Equal(l.Labels, after.Labels))
+					require.True(t, maps.Equal(l.Labels, after.View().GetRequested().GetLabels()), "who reads views finds them by these")
+				} else if state.Exists() {
+					require.True(t, maps.Equal(state.Labels, after.Labels), "nothing else changes labels")
+				}
 				state = after
 				h.Events = append(h.Events, r)
 			}

@@ -58,7 +58,8 @@ type Sandbox struct {
 	Reason  string
 	Message string
 	EnvKeys []string
-	Labels  map[string]string
+	// Labels that it has now; Requested has those that it began with.
+	Labels map[string]string
 	// Limits, Workspace and Requested are shared with the event: read only.
 	Limits    *eventsv1.Limits
 	Workspace *eventsv1.Workspace

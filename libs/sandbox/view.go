@@ -1,8 +1,13 @@
 package sandbox
 
 import (
+	"maps"
+
+	"google.golang.org/protobuf/proto"
+
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
 // Status maps a state to the published contract, which has no word for every state:
@@ -37,7 +42,7 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		TenantId:             s.Tenant,
 		SandboxId:            s.ID,
 		State:                s.State,
-		Requested:            s.Requested,
+		Requested:            s.wanted(),
 		Reason:               s.Reason,
 		Message:              s.Message,
 		Worker:               s.Worker,
@@ -57,6 +62,16 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 		OrderedAt:            stamp(s.OrderedAt),
 		UsedUntil:            stamp(s.UsedUntil),
 	}
+}
+
+// wanted is what was requested with the labels of now: who looks for labels in a view need not know that they can change.
+func (s Sandbox) wanted() *eventsv1.SandboxRequested {
+	if s.Requested == nil || maps.Equal(s.Labels, s.Requested.GetLabels()) {
+		return s.Requested
+	}
+	r := proto.CloneOf(s.Requested)
+	r.Labels = s.Labels
+	return r
 }
 
 // FromView is the inverse of View for what a view holds. It is for showing, not for deciding: a view may be behind the log.

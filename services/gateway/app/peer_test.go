@@ -155,18 +155,7 @@ func (p *peer) answer(to string, err error) {
 }
 
 func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
-	do := func(id string, cmd sandbox.Command) error {
-		meta := sandbox.CommandMeta{ID: id, Actor: c.GetActor(), Correlation: c.GetCorrelationId(), Time: time.Now(), Tenant: c.GetTenantId()}
-		_, err := eventlog.Execute(context.Background(), p.log, subject.Sandbox(c.GetTenantId(), c.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
-			s, err := sandbox.Fold(h)
-			if err != nil {
-				return nil, err
-			}
-			bodies, err := sandbox.Decide(s, cmd)
-			return sandbox.Events(meta, bodies...), err
-		})
-		return err
-	}
+	do := func(id string, cmd sandbox.Command) error { return p.decide(c, id, cmd) }
 	if c.GetDestroy() != nil {
 		if err := do(c.GetCommandId(), sandbox.Destroy{Reason: c.GetDestroy().GetReason()}); err != nil {
 			return err
@@ -182,6 +171,9 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	}
 	if c.GetExtend() != nil {
 		return do(c.GetCommandId(), sandbox.Extend{At: time.Now(), ExpiresAt: c.GetExtend().GetExpiresAt().AsTime()})
+	}
+	if c.GetLabel() != nil {
+		return do(c.GetCommandId(), sandbox.Label{Labels: c.GetLabel().GetLabels()})
 	}
 	if c.GetStop() != nil || c.GetStart() != nil {
 		return p.turn(c, do)
@@ -224,6 +216,20 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	}
 	_ = do(ids.Derive(c.GetCommandId(), "ready"), sandbox.MarkReady{Worker: natstest.Worker, Hostname: "h", RuntimeID: "r", ImageDigest: "d"})
 	return nil
+}
+
+// decide records what a command leads to for the sandbox of another.
+func (p *peer) decide(c *commandsv1.SandboxCommand, id string, cmd sandbox.Command) error {
+	meta := sandbox.CommandMeta{ID: id, Actor: c.GetActor(), Correlation: c.GetCorrelationId(), Time: time.Now(), Tenant: c.GetTenantId()}
+	_, err := eventlog.Execute(context.Background(), p.log, subject.Sandbox(c.GetTenantId(), c.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
+		s, err := sandbox.Fold(h)
+		if err != nil {
+			return nil, err
+		}
+		bodies, err := sandbox.Decide(s, cmd)
+		return sandbox.Events(meta, bodies...), err
+	})
+	return err
 }
 
 func (p *peer) load(tenant, id string) (sandbox.Sandbox, error) {

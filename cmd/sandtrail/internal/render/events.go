@@ -2,6 +2,8 @@ package render
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,6 +88,8 @@ func happened(body proto.Message) string {
 		return "may live until " + Time(b.GetExpiresAt())
 	case *eventsv1.SandboxUsed:
 		return "counts as in use until " + Time(b.GetUntil())
+	case *eventsv1.SandboxLabelled:
+		return labelled(b.GetLabels())
 	case *eventsv1.WorkspaceReleased:
 		return fmt.Sprintf("workspace of %s released, kept until %s", Bytes(b.GetSizeBytes()), Time(b.GetDeleteAfter()))
 	case *eventsv1.WorkspaceDeleted:
@@ -122,6 +126,17 @@ func tested(b *eventsv1.WebhookTested) string {
 		return fmt.Sprintf("the test was delivered: %d after %s", b.GetStatus(), Duration(time.Duration(b.GetDurationUs())*time.Microsecond)) //nolint:gosec // seconds
 	}
 	return "the test was not delivered: " + b.GetMessage()
+}
+
+func labelled(labels map[string]string) string {
+	if len(labels) == 0 {
+		return "has no labels now"
+	}
+	var all []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, k+"="+labels[k])
+	}
+	return "labelled " + strings.Join(all, ", ")
 }
 
 func note(text string) string {

@@ -6,9 +6,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
@@ -40,6 +43,20 @@ func (s *Scheduler) extend(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 	sb, err := history.Record(ctx, s.events, cmd.GetTenantId(), cmd.GetSandboxId(), "extended", s.meta(cmd),
 		func(sandbox.Sandbox) sandbox.Command { return sandbox.Extend{At: s.now(), ExpiresAt: until} })
 	return sb.Seq, err
+}
+
+// label gives a sandbox other labels. The event's id is derived from the command, so that a command which is delivered once more does not undo what
+// a later one did.
+func (s *Scheduler) label(ctx context.Context, cmd *commandsv1.SandboxCommand, labels map[string]string) (uint64, error) {
+	h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
+		sb, err := sandbox.Fold(h)
+		if err != nil {
+			return nil, err
+		}
+		bodies, err := sandbox.Decide(sb, sandbox.Label{Labels: labels})
+		return history.Events(s.meta(cmd), ids.Derive("labelled", cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
+	})
+	return h.Tail().Seq, err
 }
 
 // use records that a sandbox is in use, before it is. Whether that comes before its end or behind is decided by the order in the log, and told.

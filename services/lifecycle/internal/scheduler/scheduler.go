@@ -89,6 +89,8 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 		seq, err = s.restart(ctx, cmd)
 	case *commandsv1.SandboxCommand_Use:
 		seq, err = s.use(ctx, cmd)
+	case *commandsv1.SandboxCommand_Label:
+		seq, err = s.label(ctx, cmd, c.Label.GetLabels())
 	default:
 		return worker.Poison(dlq.UnknownKind())
 	}

@@ -45,6 +45,7 @@ type SandboxCommand struct {
 	//	*SandboxCommand_Destroy
 	//	*SandboxCommand_Extend
 	//	*SandboxCommand_Use
+	//	*SandboxCommand_Label
 	//	*SandboxCommand_Stop
 	//	*SandboxCommand_Start
 	Command       isSandboxCommand_Command `protobuf_oneof:"command"`
@@ -174,6 +175,15 @@ func (x *SandboxCommand) GetUse() *UseSandbox {
 	return nil
 }
 
+func (x *SandboxCommand) GetLabel() *LabelSandbox {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Label); ok {
+			return x.Label
+		}
+	}
+	return nil
+}
+
 func (x *SandboxCommand) GetStop() *StopSandbox {
 	if x != nil {
 		if x, ok := x.Command.(*SandboxCommand_Stop); ok {
@@ -212,6 +222,10 @@ type SandboxCommand_Use struct {
 	Use *UseSandbox `protobuf:"bytes,13,opt,name=use,proto3,oneof"`
 }
 
+type SandboxCommand_Label struct {
+	Label *LabelSandbox `protobuf:"bytes,14,opt,name=label,proto3,oneof"`
+}
+
 type SandboxCommand_Stop struct {
 	Stop *StopSandbox `protobuf:"bytes,20,opt,name=stop,proto3,oneof"`
 }
@@ -227,6 +241,8 @@ func (*SandboxCommand_Destroy) isSandboxCommand_Command() {}
 func (*SandboxCommand_Extend) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Use) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Label) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Stop) isSandboxCommand_Command() {}
 
@@ -586,6 +602,51 @@ func (*UseSandbox) Descriptor() ([]byte, []int) {
 	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
 }
 
+// LabelSandbox gives it other labels: those of the command, and none beside them.
+type LabelSandbox struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelSandbox) Reset() {
+	*x = LabelSandbox{}
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelSandbox) ProtoMessage() {}
+
+func (x *LabelSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelSandbox.ProtoReflect.Descriptor instead.
+func (*LabelSandbox) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LabelSandbox) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type Env struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vars          map[string]string      `protobuf:"bytes,1,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -595,7 +656,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +668,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +681,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Env) GetVars() map[string]string {
@@ -656,7 +717,7 @@ type WorkerCommand struct {
 
 func (x *WorkerCommand) Reset() {
 	*x = WorkerCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +729,7 @@ func (x *WorkerCommand) String() string {
 func (*WorkerCommand) ProtoMessage() {}
 
 func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +742,7 @@ func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerCommand.ProtoReflect.Descriptor instead.
 func (*WorkerCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerCommand) GetCommandId() string {
@@ -820,7 +881,7 @@ type Materialise struct {
 
 func (x *Materialise) Reset() {
 	*x = Materialise{}
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +893,7 @@ func (x *Materialise) String() string {
 func (*Materialise) ProtoMessage() {}
 
 func (x *Materialise) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +906,7 @@ func (x *Materialise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialise.ProtoReflect.Descriptor instead.
 func (*Materialise) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Materialise) GetSealedEnv() []byte {
@@ -864,7 +925,7 @@ type Teardown struct {
 
 func (x *Teardown) Reset() {
 	*x = Teardown{}
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +937,7 @@ func (x *Teardown) String() string {
 func (*Teardown) ProtoMessage() {}
 
 func (x *Teardown) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +950,7 @@ func (x *Teardown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Teardown.ProtoReflect.Descriptor instead.
 func (*Teardown) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Teardown) GetReason() string {
@@ -908,7 +969,7 @@ type Halt struct {
 
 func (x *Halt) Reset() {
 	*x = Halt{}
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +981,7 @@ func (x *Halt) String() string {
 func (*Halt) ProtoMessage() {}
 
 func (x *Halt) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +994,7 @@ func (x *Halt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Halt.ProtoReflect.Descriptor instead.
 func (*Halt) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
 }
 
 type DeleteWorkspace struct {
@@ -945,7 +1006,7 @@ type DeleteWorkspace struct {
 
 func (x *DeleteWorkspace) Reset() {
 	*x = DeleteWorkspace{}
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1018,7 @@ func (x *DeleteWorkspace) String() string {
 func (*DeleteWorkspace) ProtoMessage() {}
 
 func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1031,7 @@ func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspace.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspace) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteWorkspace) GetReason() string {
@@ -1002,7 +1063,7 @@ type ExecCommand struct {
 
 func (x *ExecCommand) Reset() {
 	*x = ExecCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1075,7 @@ func (x *ExecCommand) String() string {
 func (*ExecCommand) ProtoMessage() {}
 
 func (x *ExecCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1088,7 @@ func (x *ExecCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCommand.ProtoReflect.Descriptor instead.
 func (*ExecCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecCommand) GetCommandId() string {
@@ -1140,7 +1201,7 @@ type StartExec struct {
 
 func (x *StartExec) Reset() {
 	*x = StartExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1213,7 @@ func (x *StartExec) String() string {
 func (*StartExec) ProtoMessage() {}
 
 func (x *StartExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1226,7 @@ func (x *StartExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExec.ProtoReflect.Descriptor instead.
 func (*StartExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartExec) GetSpec() *v1.ExecSpec {
@@ -1199,7 +1260,7 @@ type CancelExec struct {
 
 func (x *CancelExec) Reset() {
 	*x = CancelExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1272,7 @@ func (x *CancelExec) String() string {
 func (*CancelExec) ProtoMessage() {}
 
 func (x *CancelExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1285,7 @@ func (x *CancelExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExec.ProtoReflect.Descriptor instead.
 func (*CancelExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CancelExec) GetReason() string {
@@ -1250,7 +1311,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1323,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1336,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Outcome) GetCommandId() string {
@@ -1308,10 +1369,11 @@ func (x *Outcome) GetGrpcCode() uint32 {
 
 // SandboxView is the current state of a sandbox in KV bucket sandbox, key <tenant>.<id>. Derived from the log.
 type SandboxView struct {
-	state                protoimpl.MessageState `protogen:"open.v1"`
-	TenantId             string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
-	SandboxId            string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	State                string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	TenantId  string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	SandboxId string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	State     string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// As it was requested, but for the labels, which are those that it has now.
 	Requested            *v1.SandboxRequested   `protobuf:"bytes,4,opt,name=requested,proto3" json:"requested,omitempty"`
 	Reason               string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message              string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
@@ -1345,7 +1407,7 @@ type SandboxView struct {
 
 func (x *SandboxView) Reset() {
 	*x = SandboxView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1419,7 @@ func (x *SandboxView) String() string {
 func (*SandboxView) ProtoMessage() {}
 
 func (x *SandboxView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1432,7 @@ func (x *SandboxView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxView.ProtoReflect.Descriptor instead.
 func (*SandboxView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SandboxView) GetTenantId() string {
@@ -1557,7 +1619,7 @@ type ExecView struct {
 
 func (x *ExecView) Reset() {
 	*x = ExecView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1631,7 @@ func (x *ExecView) String() string {
 func (*ExecView) ProtoMessage() {}
 
 func (x *ExecView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1644,7 @@ func (x *ExecView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecView.ProtoReflect.Descriptor instead.
 func (*ExecView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecView) GetTenantId() string {
@@ -1702,7 +1764,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1776,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1789,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1816,7 +1878,7 @@ type FileCall struct {
 
 func (x *FileCall) Reset() {
 	*x = FileCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +1890,7 @@ func (x *FileCall) String() string {
 func (*FileCall) ProtoMessage() {}
 
 func (x *FileCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +1903,7 @@ func (x *FileCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileCall.ProtoReflect.Descriptor instead.
 func (*FileCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FileCall) GetTenantId() string {
@@ -2000,7 +2062,7 @@ type ReadPart struct {
 
 func (x *ReadPart) Reset() {
 	*x = ReadPart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2074,7 @@ func (x *ReadPart) String() string {
 func (*ReadPart) ProtoMessage() {}
 
 func (x *ReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2087,7 @@ func (x *ReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPart.ProtoReflect.Descriptor instead.
 func (*ReadPart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReadPart) GetPath() string {
@@ -2069,7 +2131,7 @@ type WritePart struct {
 
 func (x *WritePart) Reset() {
 	*x = WritePart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2143,7 @@ func (x *WritePart) String() string {
 func (*WritePart) ProtoMessage() {}
 
 func (x *WritePart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2156,7 @@ func (x *WritePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePart.ProtoReflect.Descriptor instead.
 func (*WritePart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WritePart) GetPath() string {
@@ -2173,7 +2235,7 @@ type ListCall struct {
 
 func (x *ListCall) Reset() {
 	*x = ListCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2247,7 @@ func (x *ListCall) String() string {
 func (*ListCall) ProtoMessage() {}
 
 func (x *ListCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2260,7 @@ func (x *ListCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCall.ProtoReflect.Descriptor instead.
 func (*ListCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListCall) GetPath() string {
@@ -2239,7 +2301,7 @@ type StatCall struct {
 
 func (x *StatCall) Reset() {
 	*x = StatCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2313,7 @@ func (x *StatCall) String() string {
 func (*StatCall) ProtoMessage() {}
 
 func (x *StatCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2326,7 @@ func (x *StatCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatCall.ProtoReflect.Descriptor instead.
 func (*StatCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StatCall) GetPath() string {
@@ -2291,7 +2353,7 @@ type DeleteCall struct {
 
 func (x *DeleteCall) Reset() {
 	*x = DeleteCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2365,7 @@ func (x *DeleteCall) String() string {
 func (*DeleteCall) ProtoMessage() {}
 
 func (x *DeleteCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2378,7 @@ func (x *DeleteCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCall.ProtoReflect.Descriptor instead.
 func (*DeleteCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteCall) GetPath() string {
@@ -2346,7 +2408,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2420,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2433,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2413,7 +2475,7 @@ type ResizeCall struct {
 
 func (x *ResizeCall) Reset() {
 	*x = ResizeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2425,7 +2487,7 @@ func (x *ResizeCall) String() string {
 func (*ResizeCall) ProtoMessage() {}
 
 func (x *ResizeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2438,7 +2500,7 @@ func (x *ResizeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
 func (*ResizeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResizeCall) GetExecId() string {
@@ -2463,7 +2525,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2537,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2550,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 type FileReply struct {
@@ -2519,7 +2581,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2593,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2606,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2673,7 +2735,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2747,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2760,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2761,7 +2823,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2835,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2848,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -2843,7 +2905,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2917,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +2930,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -2910,7 +2972,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +2984,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +2997,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -2949,7 +3011,7 @@ var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x04\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\x05\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -2964,7 +3026,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	" \x01(\v2$.sandtrail.commands.v1.CreateSandboxH\x00R\x06create\x12A\n" +
 	"\adestroy\x18\v \x01(\v2%.sandtrail.commands.v1.DestroySandboxH\x00R\adestroy\x12>\n" +
 	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extend\x125\n" +
-	"\x03use\x18\r \x01(\v2!.sandtrail.commands.v1.UseSandboxH\x00R\x03use\x128\n" +
+	"\x03use\x18\r \x01(\v2!.sandtrail.commands.v1.UseSandboxH\x00R\x03use\x12;\n" +
+	"\x05label\x18\x0e \x01(\v2#.sandtrail.commands.v1.LabelSandboxH\x00R\x05label\x128\n" +
 	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
 	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05startB\t\n" +
 	"\acommand\"\xb5\x04\n" +
@@ -2997,7 +3060,12 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\vStopSandbox\"\x0e\n" +
 	"\fStartSandbox\"\f\n" +
 	"\n" +
-	"UseSandbox\"x\n" +
+	"UseSandbox\"\x92\x01\n" +
+	"\fLabelSandbox\x12G\n" +
+	"\x06labels\x18\x01 \x03(\v2/.sandtrail.commands.v1.LabelSandbox.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
 	"\x03Env\x128\n" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
@@ -3228,7 +3296,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3237,111 +3305,115 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*StopSandbox)(nil),           // 4: sandtrail.commands.v1.StopSandbox
 	(*StartSandbox)(nil),          // 5: sandtrail.commands.v1.StartSandbox
 	(*UseSandbox)(nil),            // 6: sandtrail.commands.v1.UseSandbox
-	(*Env)(nil),                   // 7: sandtrail.commands.v1.Env
-	(*WorkerCommand)(nil),         // 8: sandtrail.commands.v1.WorkerCommand
-	(*Materialise)(nil),           // 9: sandtrail.commands.v1.Materialise
-	(*Teardown)(nil),              // 10: sandtrail.commands.v1.Teardown
-	(*Halt)(nil),                  // 11: sandtrail.commands.v1.Halt
-	(*DeleteWorkspace)(nil),       // 12: sandtrail.commands.v1.DeleteWorkspace
-	(*ExecCommand)(nil),           // 13: sandtrail.commands.v1.ExecCommand
-	(*StartExec)(nil),             // 14: sandtrail.commands.v1.StartExec
-	(*CancelExec)(nil),            // 15: sandtrail.commands.v1.CancelExec
-	(*Outcome)(nil),               // 16: sandtrail.commands.v1.Outcome
-	(*SandboxView)(nil),           // 17: sandtrail.commands.v1.SandboxView
-	(*ExecView)(nil),              // 18: sandtrail.commands.v1.ExecView
-	(*WorkerStatus)(nil),          // 19: sandtrail.commands.v1.WorkerStatus
-	(*FileCall)(nil),              // 20: sandtrail.commands.v1.FileCall
-	(*ReadPart)(nil),              // 21: sandtrail.commands.v1.ReadPart
-	(*WritePart)(nil),             // 22: sandtrail.commands.v1.WritePart
-	(*ListCall)(nil),              // 23: sandtrail.commands.v1.ListCall
-	(*StatCall)(nil),              // 24: sandtrail.commands.v1.StatCall
-	(*DeleteCall)(nil),            // 25: sandtrail.commands.v1.DeleteCall
-	(*StdinCall)(nil),             // 26: sandtrail.commands.v1.StdinCall
-	(*ResizeCall)(nil),            // 27: sandtrail.commands.v1.ResizeCall
-	(*StatsCall)(nil),             // 28: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 29: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 30: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 31: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 32: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 33: sandtrail.commands.v1.RedriveCall
-	nil,                           // 34: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 35: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 36: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 37: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 38: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 39: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 40: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 41: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 42: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 43: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 44: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 45: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 46: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 47: compute.v1.UsageRow
+	(*LabelSandbox)(nil),          // 7: sandtrail.commands.v1.LabelSandbox
+	(*Env)(nil),                   // 8: sandtrail.commands.v1.Env
+	(*WorkerCommand)(nil),         // 9: sandtrail.commands.v1.WorkerCommand
+	(*Materialise)(nil),           // 10: sandtrail.commands.v1.Materialise
+	(*Teardown)(nil),              // 11: sandtrail.commands.v1.Teardown
+	(*Halt)(nil),                  // 12: sandtrail.commands.v1.Halt
+	(*DeleteWorkspace)(nil),       // 13: sandtrail.commands.v1.DeleteWorkspace
+	(*ExecCommand)(nil),           // 14: sandtrail.commands.v1.ExecCommand
+	(*StartExec)(nil),             // 15: sandtrail.commands.v1.StartExec
+	(*CancelExec)(nil),            // 16: sandtrail.commands.v1.CancelExec
+	(*Outcome)(nil),               // 17: sandtrail.commands.v1.Outcome
+	(*SandboxView)(nil),           // 18: sandtrail.commands.v1.SandboxView
+	(*ExecView)(nil),              // 19: sandtrail.commands.v1.ExecView
+	(*WorkerStatus)(nil),          // 20: sandtrail.commands.v1.WorkerStatus
+	(*FileCall)(nil),              // 21: sandtrail.commands.v1.FileCall
+	(*ReadPart)(nil),              // 22: sandtrail.commands.v1.ReadPart
+	(*WritePart)(nil),             // 23: sandtrail.commands.v1.WritePart
+	(*ListCall)(nil),              // 24: sandtrail.commands.v1.ListCall
+	(*StatCall)(nil),              // 25: sandtrail.commands.v1.StatCall
+	(*DeleteCall)(nil),            // 26: sandtrail.commands.v1.DeleteCall
+	(*StdinCall)(nil),             // 27: sandtrail.commands.v1.StdinCall
+	(*ResizeCall)(nil),            // 28: sandtrail.commands.v1.ResizeCall
+	(*StatsCall)(nil),             // 29: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 30: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 31: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 32: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 33: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 34: sandtrail.commands.v1.RedriveCall
+	nil,                           // 35: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 36: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 37: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 39: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 40: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 41: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 42: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 43: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 44: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 45: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 46: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 47: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 48: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 49: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	36, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	38, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
 	6,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
-	4,  // 5: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
-	5,  // 6: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	37, // 7: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	38, // 8: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	34, // 9: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	36, // 10: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	35, // 11: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	36, // 12: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	9,  // 13: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	10, // 14: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	12, // 15: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	11, // 16: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	36, // 17: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	14, // 18: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	15, // 19: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	39, // 20: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	40, // 21: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	41, // 22: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	36, // 23: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	36, // 24: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	36, // 25: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	36, // 26: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	42, // 27: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	36, // 28: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	36, // 29: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	43, // 30: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	36, // 31: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	36, // 32: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	36, // 33: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	39, // 34: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	44, // 35: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	45, // 36: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	36, // 37: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	36, // 38: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	36, // 39: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	36, // 40: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	21, // 41: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	22, // 42: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	23, // 43: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	28, // 44: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	24, // 45: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	25, // 46: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	26, // 47: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	27, // 48: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	46, // 49: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	40, // 50: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	30, // 51: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	42, // 52: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	36, // 53: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	36, // 54: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	40, // 55: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	47, // 56: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	7,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
+	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
+	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
+	39, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	40, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	35, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	38, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	36, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	37, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	38, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	10, // 15: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	11, // 16: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	13, // 17: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	12, // 18: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	38, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	15, // 20: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	16, // 21: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	41, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	42, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	43, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	38, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	38, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	38, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	38, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	44, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	38, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	38, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	45, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	38, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	38, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	38, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	41, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	46, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	47, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	38, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	38, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	38, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	38, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	22, // 43: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	23, // 44: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	24, // 45: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	29, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	25, // 47: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	26, // 48: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	27, // 49: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	28, // 50: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	48, // 51: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	42, // 52: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	31, // 53: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	44, // 54: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	38, // 55: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	38, // 56: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	42, // 57: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	49, // 58: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	59, // [59:59] is the sub-list for method output_type
+	59, // [59:59] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3354,20 +3426,21 @@ func file_commands_v1_commands_proto_init() {
 		(*SandboxCommand_Destroy)(nil),
 		(*SandboxCommand_Extend)(nil),
 		(*SandboxCommand_Use)(nil),
+		(*SandboxCommand_Label)(nil),
 		(*SandboxCommand_Stop)(nil),
 		(*SandboxCommand_Start)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[8].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[9].OneofWrappers = []any{
 		(*WorkerCommand_Materialise)(nil),
 		(*WorkerCommand_Teardown)(nil),
 		(*WorkerCommand_DeleteWorkspace)(nil),
 		(*WorkerCommand_Halt)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[13].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[14].OneofWrappers = []any{
 		(*ExecCommand_Start)(nil),
 		(*ExecCommand_Cancel)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[20].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[21].OneofWrappers = []any{
 		(*FileCall_Read)(nil),
 		(*FileCall_Write)(nil),
 		(*FileCall_List)(nil),
@@ -3383,7 +3456,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1269,6 +1269,51 @@ func (x *SandboxUsed) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+// SandboxLabelled: these are its labels from here on, all of them.
+type SandboxLabelled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Labels        map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxLabelled) Reset() {
+	*x = SandboxLabelled{}
+	mi := &file_events_v1_events_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxLabelled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxLabelled) ProtoMessage() {}
+
+func (x *SandboxLabelled) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxLabelled.ProtoReflect.Descriptor instead.
+func (*SandboxLabelled) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SandboxLabelled) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // ExecSpec is what was asked for, without secrets.
 type ExecSpec struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1296,7 +1341,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1353,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[19]
+	mi := &file_events_v1_events_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1366,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{19}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecSpec) GetCommand() string {
@@ -1435,7 +1480,7 @@ type ExecRequested struct {
 
 func (x *ExecRequested) Reset() {
 	*x = ExecRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1492,7 @@ func (x *ExecRequested) String() string {
 func (*ExecRequested) ProtoMessage() {}
 
 func (x *ExecRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1505,7 @@ func (x *ExecRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequested.ProtoReflect.Descriptor instead.
 func (*ExecRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecRequested) GetSandboxId() string {
@@ -1505,7 +1550,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1562,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1575,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecStarted) GetSandboxId() string {
@@ -1578,7 +1623,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1635,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1648,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1632,7 +1677,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1689,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1702,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Output) GetBytes() uint64 {
@@ -1713,7 +1758,7 @@ type ExecCompleted struct {
 
 func (x *ExecCompleted) Reset() {
 	*x = ExecCompleted{}
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +1770,7 @@ func (x *ExecCompleted) String() string {
 func (*ExecCompleted) ProtoMessage() {}
 
 func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1783,7 @@ func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCompleted.ProtoReflect.Descriptor instead.
 func (*ExecCompleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecCompleted) GetExitCode() int32 {
@@ -1850,7 +1895,7 @@ type ExecLost struct {
 
 func (x *ExecLost) Reset() {
 	*x = ExecLost{}
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1907,7 @@ func (x *ExecLost) String() string {
 func (*ExecLost) ProtoMessage() {}
 
 func (x *ExecLost) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1920,7 @@ func (x *ExecLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecLost.ProtoReflect.Descriptor instead.
 func (*ExecLost) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecLost) GetReason() string {
@@ -1951,7 +1996,7 @@ type ExecCancelRequested struct {
 
 func (x *ExecCancelRequested) Reset() {
 	*x = ExecCancelRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2008,7 @@ func (x *ExecCancelRequested) String() string {
 func (*ExecCancelRequested) ProtoMessage() {}
 
 func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2021,7 @@ func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCancelRequested.ProtoReflect.Descriptor instead.
 func (*ExecCancelRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecCancelRequested) GetReason() string {
@@ -1996,7 +2041,7 @@ type ExecResized struct {
 
 func (x *ExecResized) Reset() {
 	*x = ExecResized{}
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2053,7 @@ func (x *ExecResized) String() string {
 func (*ExecResized) ProtoMessage() {}
 
 func (x *ExecResized) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2066,7 @@ func (x *ExecResized) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResized.ProtoReflect.Descriptor instead.
 func (*ExecResized) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecResized) GetSize() *v1.TerminalSize {
@@ -2044,7 +2089,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2101,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2114,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -2112,7 +2157,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2169,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2182,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -2184,7 +2229,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2241,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2254,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -2336,7 +2381,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2393,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2406,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -2389,7 +2434,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2446,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2459,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2450,7 +2495,7 @@ type LogSigned struct {
 
 func (x *LogSigned) Reset() {
 	*x = LogSigned{}
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2507,7 @@ func (x *LogSigned) String() string {
 func (*LogSigned) ProtoMessage() {}
 
 func (x *LogSigned) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2520,7 @@ func (x *LogSigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSigned.ProtoReflect.Descriptor instead.
 func (*LogSigned) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LogSigned) GetLogId() string {
@@ -2523,7 +2568,7 @@ type TenantCreated struct {
 
 func (x *TenantCreated) Reset() {
 	*x = TenantCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2580,7 @@ func (x *TenantCreated) String() string {
 func (*TenantCreated) ProtoMessage() {}
 
 func (x *TenantCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2593,7 @@ func (x *TenantCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
 func (*TenantCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TenantCreated) GetName() string {
@@ -2577,7 +2622,7 @@ type KeyCreated struct {
 
 func (x *KeyCreated) Reset() {
 	*x = KeyCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2634,7 @@ func (x *KeyCreated) String() string {
 func (*KeyCreated) ProtoMessage() {}
 
 func (x *KeyCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2647,7 @@ func (x *KeyCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
 func (*KeyCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KeyCreated) GetKeyId() string {
@@ -2672,7 +2717,7 @@ type KeyRevoked struct {
 
 func (x *KeyRevoked) Reset() {
 	*x = KeyRevoked{}
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2729,7 @@ func (x *KeyRevoked) String() string {
 func (*KeyRevoked) ProtoMessage() {}
 
 func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2742,7 @@ func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
 func (*KeyRevoked) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KeyRevoked) GetKeyIds() []string {
@@ -2728,7 +2773,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2785,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2798,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EventFilter) GetTypes() []string {
@@ -2795,7 +2840,7 @@ type WebhookCreated struct {
 
 func (x *WebhookCreated) Reset() {
 	*x = WebhookCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +2852,7 @@ func (x *WebhookCreated) String() string {
 func (*WebhookCreated) ProtoMessage() {}
 
 func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +2865,7 @@ func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookCreated.ProtoReflect.Descriptor instead.
 func (*WebhookCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WebhookCreated) GetWebhookId() string {
@@ -2884,7 +2929,7 @@ type WebhookRotated struct {
 
 func (x *WebhookRotated) Reset() {
 	*x = WebhookRotated{}
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +2941,7 @@ func (x *WebhookRotated) String() string {
 func (*WebhookRotated) ProtoMessage() {}
 
 func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +2954,7 @@ func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookRotated.ProtoReflect.Descriptor instead.
 func (*WebhookRotated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WebhookRotated) GetSealedSecret() []byte {
@@ -2944,7 +2989,7 @@ type WebhookReplayRequested struct {
 
 func (x *WebhookReplayRequested) Reset() {
 	*x = WebhookReplayRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3001,7 @@ func (x *WebhookReplayRequested) String() string {
 func (*WebhookReplayRequested) ProtoMessage() {}
 
 func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3014,7 @@ func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookReplayRequested.ProtoReflect.Descriptor instead.
 func (*WebhookReplayRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WebhookReplayRequested) GetFromSequence() uint64 {
@@ -2995,7 +3040,7 @@ type WebhookTestRequested struct {
 
 func (x *WebhookTestRequested) Reset() {
 	*x = WebhookTestRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3052,7 @@ func (x *WebhookTestRequested) String() string {
 func (*WebhookTestRequested) ProtoMessage() {}
 
 func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3065,7 @@ func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTestRequested.ProtoReflect.Descriptor instead.
 func (*WebhookTestRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 // WebhookTested: what came of a test.
@@ -3040,7 +3085,7 @@ type WebhookTested struct {
 
 func (x *WebhookTested) Reset() {
 	*x = WebhookTested{}
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3097,7 @@ func (x *WebhookTested) String() string {
 func (*WebhookTested) ProtoMessage() {}
 
 func (x *WebhookTested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3110,7 @@ func (x *WebhookTested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTested.ProtoReflect.Descriptor instead.
 func (*WebhookTested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WebhookTested) GetTestId() string {
@@ -3113,7 +3158,7 @@ type WebhookDisabled struct {
 
 func (x *WebhookDisabled) Reset() {
 	*x = WebhookDisabled{}
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3170,7 @@ func (x *WebhookDisabled) String() string {
 func (*WebhookDisabled) ProtoMessage() {}
 
 func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3183,7 @@ func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDisabled.ProtoReflect.Descriptor instead.
 func (*WebhookDisabled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WebhookDisabled) GetReason() string {
@@ -3158,7 +3203,7 @@ type WebhookDeleted struct {
 
 func (x *WebhookDeleted) Reset() {
 	*x = WebhookDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3215,7 @@ func (x *WebhookDeleted) String() string {
 func (*WebhookDeleted) ProtoMessage() {}
 
 func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3228,7 @@ func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDeleted.ProtoReflect.Descriptor instead.
 func (*WebhookDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WebhookDeleted) GetNote() string {
@@ -3204,7 +3249,7 @@ type QuotaLimit struct {
 
 func (x *QuotaLimit) Reset() {
 	*x = QuotaLimit{}
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3261,7 @@ func (x *QuotaLimit) String() string {
 func (*QuotaLimit) ProtoMessage() {}
 
 func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3274,7 @@ func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaLimit.ProtoReflect.Descriptor instead.
 func (*QuotaLimit) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *QuotaLimit) GetName() string {
@@ -3257,7 +3302,7 @@ type QuotaSet struct {
 
 func (x *QuotaSet) Reset() {
 	*x = QuotaSet{}
-	mi := &file_events_v1_events_proto_msgTypes[46]
+	mi := &file_events_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3314,7 @@ func (x *QuotaSet) String() string {
 func (*QuotaSet) ProtoMessage() {}
 
 func (x *QuotaSet) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[46]
+	mi := &file_events_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3327,7 @@ func (x *QuotaSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaSet.ProtoReflect.Descriptor instead.
 func (*QuotaSet) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *QuotaSet) GetLimits() []*QuotaLimit {
@@ -3404,7 +3449,12 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"?\n" +
 	"\vSandboxUsed\x120\n" +
-	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xfb\x03\n" +
+	"\x05until\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\x96\x01\n" +
+	"\x0fSandboxLabelled\x12H\n" +
+	"\x06labels\x18\x01 \x03(\v20.sandtrail.events.v1.SandboxLabelled.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x03\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -3596,7 +3646,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3617,83 +3667,86 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*SandboxUsageSampled)(nil),    // 16: sandtrail.events.v1.SandboxUsageSampled
 	(*SandboxExtended)(nil),        // 17: sandtrail.events.v1.SandboxExtended
 	(*SandboxUsed)(nil),            // 18: sandtrail.events.v1.SandboxUsed
-	(*ExecSpec)(nil),               // 19: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),          // 20: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),            // 21: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                    // 22: sandtrail.events.v1.Gap
-	(*Output)(nil),                 // 23: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),          // 24: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),               // 25: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),    // 26: sandtrail.events.v1.ExecCancelRequested
-	(*ExecResized)(nil),            // 27: sandtrail.events.v1.ExecResized
-	(*WorkspaceReleased)(nil),      // 28: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),       // 29: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                 // 30: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),         // 31: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),          // 32: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),              // 33: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),          // 34: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),             // 35: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),             // 36: sandtrail.events.v1.KeyRevoked
-	(*EventFilter)(nil),            // 37: sandtrail.events.v1.EventFilter
-	(*WebhookCreated)(nil),         // 38: sandtrail.events.v1.WebhookCreated
-	(*WebhookRotated)(nil),         // 39: sandtrail.events.v1.WebhookRotated
-	(*WebhookReplayRequested)(nil), // 40: sandtrail.events.v1.WebhookReplayRequested
-	(*WebhookTestRequested)(nil),   // 41: sandtrail.events.v1.WebhookTestRequested
-	(*WebhookTested)(nil),          // 42: sandtrail.events.v1.WebhookTested
-	(*WebhookDisabled)(nil),        // 43: sandtrail.events.v1.WebhookDisabled
-	(*WebhookDeleted)(nil),         // 44: sandtrail.events.v1.WebhookDeleted
-	(*QuotaLimit)(nil),             // 45: sandtrail.events.v1.QuotaLimit
-	(*QuotaSet)(nil),               // 46: sandtrail.events.v1.QuotaSet
-	nil,                            // 47: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 48: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 49: common.v1.UsageMetrics
-	(*v1.TerminalSize)(nil),        // 50: common.v1.TerminalSize
-	(*v1.LimitHit)(nil),            // 51: common.v1.LimitHit
+	(*SandboxLabelled)(nil),        // 19: sandtrail.events.v1.SandboxLabelled
+	(*ExecSpec)(nil),               // 20: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),          // 21: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),            // 22: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                    // 23: sandtrail.events.v1.Gap
+	(*Output)(nil),                 // 24: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),          // 25: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),               // 26: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),    // 27: sandtrail.events.v1.ExecCancelRequested
+	(*ExecResized)(nil),            // 28: sandtrail.events.v1.ExecResized
+	(*WorkspaceReleased)(nil),      // 29: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),       // 30: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                 // 31: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),         // 32: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),          // 33: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),              // 34: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),          // 35: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),             // 36: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),             // 37: sandtrail.events.v1.KeyRevoked
+	(*EventFilter)(nil),            // 38: sandtrail.events.v1.EventFilter
+	(*WebhookCreated)(nil),         // 39: sandtrail.events.v1.WebhookCreated
+	(*WebhookRotated)(nil),         // 40: sandtrail.events.v1.WebhookRotated
+	(*WebhookReplayRequested)(nil), // 41: sandtrail.events.v1.WebhookReplayRequested
+	(*WebhookTestRequested)(nil),   // 42: sandtrail.events.v1.WebhookTestRequested
+	(*WebhookTested)(nil),          // 43: sandtrail.events.v1.WebhookTested
+	(*WebhookDisabled)(nil),        // 44: sandtrail.events.v1.WebhookDisabled
+	(*WebhookDeleted)(nil),         // 45: sandtrail.events.v1.WebhookDeleted
+	(*QuotaLimit)(nil),             // 46: sandtrail.events.v1.QuotaLimit
+	(*QuotaSet)(nil),               // 47: sandtrail.events.v1.QuotaSet
+	nil,                            // 48: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	nil,                            // 49: sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 50: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 51: common.v1.UsageMetrics
+	(*v1.TerminalSize)(nil),        // 52: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),            // 53: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	47, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	48, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	48, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	49, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	49, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	49, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	48, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	49, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	48, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
-	50, // 15: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
-	19, // 16: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	48, // 17: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	19, // 18: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	48, // 19: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	22, // 20: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	49, // 21: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	23, // 22: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	23, // 23: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	51, // 24: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	49, // 25: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	50, // 26: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
-	48, // 27: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	48, // 28: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	48, // 29: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	30, // 30: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	30, // 31: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	48, // 32: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 33: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	37, // 34: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	48, // 35: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	45, // 36: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	51, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	51, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	51, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	50, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	51, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	50, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	49, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	52, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
+	20, // 17: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	50, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	20, // 19: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	50, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	23, // 21: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	51, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	24, // 23: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	24, // 24: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	53, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	51, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	52, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
+	50, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	50, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	50, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	31, // 31: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	31, // 32: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	50, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	38, // 35: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	50, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	46, // 37: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -3707,7 +3760,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
