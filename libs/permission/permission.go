@@ -88,7 +88,10 @@ func gateway(b *builder) {
 	b.read(topology.StreamEvents, topology.StreamOutput)
 	b.bucket(topology.BucketSandbox)
 	b.bucket(topology.BucketExec)
-	b.bucket(topology.BucketWorker)
+	b.certain(topology.BucketWorker)
+	// A worker that was removed from the list: its heartbeats may go, but none may be written.
+	b.publish(api("STREAM.PURGE." + subject.BucketStream(topology.BucketWorker)))
+	b.publish(subject.AllTenants())                   // keys that an administrator of a tenant makes and revokes
 	b.certain(topology.BucketIdem, "*.*.*", "*.keys") // keys that are claimed, and how many a tenant has
 	b.bucket(topology.BucketKey, "*.*")
 	b.bucket(topology.BucketQuota)

@@ -7,22 +7,24 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/crc32"
+	"strings"
 	"time"
 )
 
 const (
-	// keyHead begins every key, so that people and scanners of secrets know one.
-	keyHead = "st_"
-	// keyBytes are random: a plain SHA-256 of so many cannot be guessed back.
-	keyBytes = 32
-	// prefixLength is how much of a key is kept and shown: 8 of its 43 random characters.
-	prefixLength = len(keyHead) + 8
-	idBytes      = 6
+	// keyHead begins a key, so that people and scanners of secrets know one; tokenHead one of the shape that clients of the named API know.
+	keyHead, tokenHead = "st_", "e2b_"
+	// keyBytes and tokenBytes are random: a plain SHA-256 of so many cannot be guessed back, also without the 48 or 32 bits that a prefix shows.
+	keyBytes, tokenBytes = 32, 20
+	// shown is how much of a key is kept and shown behind its head.
+	shown   = 8
+	idBytes = 6
 )
 
 // Secret is a new key. It is shown once to whom it is for and kept nowhere.
 type Secret struct {
-	// ID names the key, 12 hex digits; Text is the key itself: st_, 43 characters of 256 random bits, 8 hex digits of a checksum.
+	// ID names the key, 12 hex digits; Text is the key itself: st_, 43 characters of 256 random bits, 8 hex digits of a checksum; or e2b_ and
+	// 40 hex digits, which are 160 random bits.
 	ID, Text string
 }
 
@@ -37,8 +39,17 @@ func NewSecret() Secret {
 	}
 }
 
+// NewToken makes a key of the shape that the published clients of named sandboxes look for. It works like any other.
+func NewToken() Secret {
+	raw := make([]byte, tokenBytes+idBytes)
+	_, _ = rand.Read(raw) // never fails
+	return Secret{ID: hex.EncodeToString(raw[tokenBytes:]), Text: tokenHead + hex.EncodeToString(raw[:tokenBytes])}
+}
+
 // Prefix is what is shown of the key.
-func (s Secret) Prefix() string { return s.Text[:prefixLength] }
+func (s Secret) Prefix() string {
+	return s.Text[:min(strings.IndexByte(s.Text, '_')+1+shown, len(s.Text))]
+}
 
 // Digest is what is kept of the key.
 func (s Secret) Digest() [sha256.Size]byte { return Digest(s.Text) }

@@ -201,6 +201,18 @@ func TestMCPEveryTool(t *testing.T) {
 	})
 }
 
+func TestMCPSandboxesMayEndWhenNobodyUsesThem(t *testing.T) {
+	both(t, func(t *testing.T, w *web, a *agent) {
+		id, _ := a.call("create_sandbox", map[string]any{"idle_timeout_seconds": 600})["sandbox_id"].(string)
+		require.Equal(t, json.Number("600"), w.send("GET", "/sandbox/"+id+"/status", "").is(t, 200)["idle_timeout_seconds"])
+		before := w.commandsAbout(id)
+		a.call("list_files", map[string]any{"sandbox_id": id})
+		require.Equal(t, before+1, w.commandsAbout(id), "a call of a tool is use")
+		free := a.box()
+		require.NotContains(t, w.send("GET", "/sandbox/"+free+"/status", "").is(t, 200), "idle_timeout_seconds")
+	})
+}
+
 // What clients show people before they let an agent call a tool.
 func TestMCPToolsAreDescribed(t *testing.T) {
 	w := newWeb(t)
@@ -350,6 +362,7 @@ func TestMCPErrors(t *testing.T) {
 			{"unknown argument", "stop_sandbox", map[string]any{"sandbox_id": box, "surprise": 1}, "validation", "surprise"},
 			{"type", "create_sandbox", map[string]any{"cpus": "many"}, "validation", "cpus"},
 			{"bound", "create_sandbox", map[string]any{"timeout_seconds": 0}, "validation", "timeout_seconds"},
+			{"idleness", "create_sandbox", map[string]any{"idle_timeout_seconds": 9}, "validation", "idle_timeout_seconds"},
 			{"the API's rule", "run_command", map[string]any{"sandbox_id": box, "command": "true", "env": map[string]any{"a b": "1"}}, "validation", `env["a b"]`},
 			{"the deployment's", "create_sandbox", map[string]any{"cpus": 900}, "validation", `"cpus"`},
 			{"quantity", "create_sandbox", map[string]any{"memory": "much"}, "validation", `"memory"`},

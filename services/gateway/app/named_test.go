@@ -325,6 +325,19 @@ func TestWorkersAreListed(t *testing.T) {
 	require.Equal(t, json.Number("1"), one["usage"].(map[string]any)["containers"])
 	require.Equal(t, "OFFLINE", w.send("GET", "/poders/w2", nil).is(t, 200)["state"])
 	w.send("GET", "/poders/w3", nil).refused(t, 404, "worker_not_found")
+
+	// One that is silent is taken from the list, and listed again once it is heard of.
+	w.send("DELETE", "/poders/w3", nil).refused(t, 404, "worker_not_found")
+	require.Contains(t, w.send("DELETE", "/poders/w1", nil).refused(t, 409, "illegal_state"), "is ONLINE")
+	require.Equal(t, "w2", w.send("DELETE", "/poders/w2", nil).is(t, 200)["id"])
+	w.send("GET", "/poders/w2", nil).refused(t, 404, "worker_not_found")
+	w.send("DELETE", "/poders/w2", nil).refused(t, 404, "worker_not_found")
+	w.send("GET", "/poders/w1", nil).is(t, 200)
+	data, err := proto.Marshal(&commandsv1.WorkerStatus{Worker: "w2", Time: timestamppb.New(now())})
+	require.NoError(t, err)
+	_, err = kv.Put(t.Context(), "w2", data)
+	require.NoError(t, err)
+	require.Equal(t, "ONLINE", w.send("GET", "/poders/w2", nil).is(t, 200)["state"])
 }
 
 // In development mode no credential is asked for, of programs on this host; with keys every route asks.
@@ -382,13 +395,16 @@ func TestScopesOfTheNamedAPI(t *testing.T) {
 	weak.send("DELETE", "/sandboxes/a", nil).refused(t, 403, "scope_missing")
 	weak.send("GET", "/sandboxes/a/toolbox/files", nil).refused(t, 403, "scope_missing")
 	weak.send("GET", "/tokens", nil).refused(t, 403, "scope_missing")
+	weak.send("POST", "/tokens", nil).refused(t, 403, "scope_missing")
+	weak.send("DELETE", "/tokens/"+key.Prefix(), nil).refused(t, 403, "scope_missing")
+	weak.send("DELETE", "/poders/w1", nil).refused(t, 403, "scope_missing")
+	weak.send("PATCH", "/sandboxes/a", nil).refused(t, 403, "scope_missing")
 }
 
 func TestWhatIsNotServedYetSaysSo(t *testing.T) {
 	w := newBoxes(t, nil)
 	for _, r := range []string{
-		"PATCH /sandboxes/a", "POST /sandboxes/a/snapshot?image=x", "GET /sandboxes/a/toolbox/proxy/80/",
-		"DELETE /poders/w1", "GET /tokens", "DELETE /tokens/e2b_1",
+		"POST /sandboxes/a/snapshot?image=x", "GET /sandboxes/a/toolbox/proxy/80/",
 	} {
 		method, path, _ := strings.Cut(r, " ")
 		w.send(method, path, nil).refused(t, 501, "not_implemented")

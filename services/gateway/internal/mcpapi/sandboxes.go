@@ -20,6 +20,7 @@ type createIn struct {
 	CPUs           float64           `json:"cpus,omitempty" jsonschema:"CPUs, also parts of one"`
 	Memory         string            `json:"memory,omitempty" jsonschema:"memory as a Kubernetes quantity such as 512Mi or 2Gi"`
 	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" jsonschema:"the sandbox's whole life, its start included; then it ends by itself"`
+	IdleSeconds    int64             `json:"idle_timeout_seconds,omitempty" jsonschema:"end it once nothing was done with it for so long, or up to half of that longer; a command that runs is use"`
 	Env            map[string]string `json:"env,omitempty" jsonschema:"environment of everything that runs in it; values are never logged"`
 	IdempotencyKey string            `json:"idempotency_key,omitempty" jsonschema:"the same key with the same arguments gives the same sandbox for 24 hours"`
 }
@@ -47,7 +48,8 @@ func sandboxTools(t *Tools) error {
 		Description: "Create an isolated sandbox with a workspace of its own. It starts in the background; the first call on it waits for that. " +
 			"Stop it when you are done.",
 	}, names{
-		"limits.cpu_millis": "cpus", "limits.memory_bytes": "memory", "limits.max_runtime": "timeout_seconds", "env_vars": "env",
+		"limits.cpu_millis": "cpus", "limits.memory_bytes": "memory", "limits.max_runtime": "timeout_seconds",
+		"limits.idle_timeout": "idle_timeout_seconds", "env_vars": "env",
 		"idempotency-key": "idempotency_key",
 	}, (*call).create)
 	if err != nil {
@@ -73,6 +75,9 @@ func (c *call) create(in createIn) (createOut, error) {
 	}
 	if in.TimeoutSeconds > 0 {
 		req.Limits.MaxRuntime = durationpb.New(time.Duration(in.TimeoutSeconds) * time.Second)
+	}
+	if in.IdleSeconds > 0 {
+		req.Limits.IdleTimeout = durationpb.New(time.Duration(in.IdleSeconds) * time.Second)
 	}
 	res, err := try(c.keyed(in.IdempotencyKey), unary(c.opt.API.CreateSandbox), req)
 	if err != nil {

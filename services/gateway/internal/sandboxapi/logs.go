@@ -93,6 +93,10 @@ func words(e envelope.Recorded) string {
 		return "stopping"
 	case *eventsv1.SandboxStopped:
 		return strings.TrimSpace("stopped " + clean(b.GetMessage()))
+	case *eventsv1.SandboxExtended:
+		return "may live until " + b.GetExpiresAt().AsTime().UTC().Format(time.RFC3339) + ", said " + clean(e.Actor)
+	case *eventsv1.SandboxLabelled:
+		return fmt.Sprintf("has %d labels now, said %s", len(b.GetLabels()), clean(e.Actor))
 	case *eventsv1.SandboxDestroying:
 		return "being deleted: " + b.GetReason()
 	case *eventsv1.SandboxDestroyed:

@@ -22,6 +22,7 @@ var routes = []route{
 	{method: http.MethodGet, path: all + "/{$}", id: "list_slash", scopes: tenant.Inspect, do: (*call).list},
 	{method: http.MethodGet, path: one, id: "get", scopes: tenant.Inspect, do: (*call).get},
 	{method: http.MethodDelete, path: one, id: "delete", scopes: tenant.Stop, do: (*call).remove},
+	{method: http.MethodPatch, path: one, id: "update_sandbox", scopes: tenant.Create, do: (*call).change},
 	{method: http.MethodPost, path: one + "/stop", id: "stop", scopes: tenant.Stop, long: true, do: (*call).stop},
 	{method: http.MethodPost, path: one + "/start", id: "start", scopes: tenant.Stop, long: true, do: (*call).start},
 	{method: http.MethodGet, path: one + "/logs", id: "logs", scopes: tenant.Inspect, do: (*call).logs},
@@ -61,16 +62,16 @@ var routes = []route{
 	{method: http.MethodGet, path: Base + "/poders", id: "poders", scopes: tenant.Inspect, do: (*call).poders},
 	{method: http.MethodGet, path: Base + "/poders/{id}", id: "poder", scopes: tenant.Inspect, do: (*call).poder},
 	{method: http.MethodPost, path: Base + "/poders/{id}/sandboxes", id: "create_on", scopes: tenant.Create, long: true, do: (*call).createOn},
+	{method: http.MethodDelete, path: Base + "/poders/{id}", id: "delete_poder", scopes: tenant.Admin, do: (*call).removePoder},
+	{method: http.MethodPost, path: Base + "/tokens", id: "issue_token", scopes: tenant.Admin, do: (*call).issue},
+	{method: http.MethodGet, path: Base + "/tokens", id: "list_tokens", scopes: tenant.Admin, do: (*call).tokens},
+	{method: http.MethodDelete, path: Base + "/tokens/{prefix}", id: "revoke_token", scopes: tenant.Admin, do: (*call).revoke},
 }
 
 // missing are the routes of the published API that cannot be served yet. They answer 501 and say what is missing.
 var missing = []route{
-	lacks(http.MethodPatch, one, "patch", "a sandbox's time and labels cannot be changed yet", tenant.Create),
 	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
 	lacks("", toolbox+"/proxy/", "proxy", "ports of a sandbox are not reached yet: it has no network", tenant.Execute),
-	lacks(http.MethodDelete, Base+"/poders/{id}", "delete_poder", "workers cannot be removed over this API yet; one that ends is gone after a minute", tenant.Admin),
-	lacks("", Base+"/tokens", "tokens", "keys are made with `sandtrail key create`, not over this API yet", tenant.Admin),
-	lacks("", Base+"/tokens/", "token", "keys are revoked with `sandtrail key revoke`, not over this API yet", tenant.Admin),
 }
 
 func lacks(method, path, id, what string, scopes tenant.Scopes) route {

@@ -68,7 +68,7 @@ type record struct {
 	// IP is empty: a sandbox has no address that anybody could reach.
 	IP    string `json:"ip"`
 	Owner string `json:"owner"`
-	// TTLSeconds is how long it may live, from its creation on.
+	// TTLSeconds is how long it may live, from its creation on, with what it was extended by.
 	TTLSeconds  int64             `json:"ttl_seconds"`
 	PoderID     string            `json:"poder_id"`
 	ContainerID string            `json:"container_id"`
@@ -84,6 +84,8 @@ type record struct {
 	ErrorMessage string     `json:"error_message,omitempty"`
 	Placement    []string   `json:"placement_reasons,omitempty"`
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
+	// IdleTimeoutSeconds is for how long nothing may be done with it; 0: for as long as it lives.
+	IdleTimeoutSeconds int64 `json:"idle_timeout_seconds,omitempty"`
 }
 
 func shown(s sandbox.Sandbox) record {
@@ -91,9 +93,10 @@ func shown(s sandbox.Sandbox) record {
 	out := record{
 		ID: s.ID, Name: orElse(s.Name, s.ID), Region: orElse(r.GetRegion(), orElse(r.GetPlacement().GetRegion(), local)),
 		ProviderType: orElse(r.GetProvider(), local), InstanceType: r.GetInstanceType(), ImageID: s.Image, State: state(s.State), Owner: s.Tenant,
-		TTLSeconds: int64(min(s.Limits.GetMaxRuntimeMs(), math.MaxInt64) / 1000), //nolint:gosec // bounded
+		TTLSeconds: int64(life(s) / time.Second),
 		PoderID:    s.Worker, ContainerID: s.Hostname, Arch: "amd64", OS: "linux", Labels: s.Labels, CreatedAt: s.CreatedAt,
 		LastActivity: latest(s.CreatedAt, s.ReadyAt, s.RunningSince, s.EndedAt), Placement: r.GetPlacement().GetReasons(),
+		IdleTimeoutSeconds: int64(s.IdleTimeout() / time.Second),
 	}
 	if out.Labels == nil {
 		out.Labels = map[string]string{}
@@ -105,6 +108,14 @@ func shown(s sandbox.Sandbox) record {
 		out.Reason, out.ErrorMessage = s.Reason, s.Message
 	}
 	return out
+}
+
+// life is how long a sandbox may live from its creation on; 0: for ever.
+func life(s sandbox.Sandbox) time.Duration {
+	if s.ExpiresAt.IsZero() {
+		return 0
+	}
+	return s.ExpiresAt.Sub(s.CreatedAt).Round(time.Second)
 }
 
 func orElse(s, otherwise string) string {
@@ -137,6 +148,8 @@ type creation struct {
 	Async        bool              `json:"async"`
 	Labels       map[string]string `json:"labels"`
 	Env          map[string]string `json:"env"`
+	// IdleTimeoutSeconds is for how long nothing may be done with it; 0: for as long as it lives.
+	IdleTimeoutSeconds int64 `json:"idle_timeout_seconds"`
 }
 
 // created is the answer to a create.
@@ -146,9 +159,10 @@ type created struct {
 	Sandbox record `json:"sandbox"`
 }
 
-// createNames are the fields of a create as they are called here, by their paths in the contract of gRPC.
-var createNames = map[string]string{
-	"limits.cpu_millis": "cpu_cores", "limits.memory_bytes": "memory_mb", "limits.max_runtime": "ttl_seconds", "image": "image_id", "env_vars": "env",
+// ourNames are the fields of a create and a change as they are called here, by their paths in the contract of gRPC.
+var ourNames = map[string]string{
+	"limits.cpu_millis": "cpu_cores", "limits.memory_bytes": "memory_mb", "limits.max_runtime": "ttl_seconds", "timeout": "ttl_seconds",
+	"limits.idle_timeout": "idle_timeout_seconds", "image": "image_id", "env_vars": "env",
 }
 
 func renamed(path string) string {
@@ -156,7 +170,7 @@ func renamed(path string) string {
 	if i := strings.IndexByte(path, '['); i >= 0 {
 		head, rest = path[:i], path[i:]
 	}
-	return orElse(createNames[head], head) + rest
+	return orElse(ourNames[head], head) + rest
 }
 
 // rename gives the fields of a refusal the names that they have here.
@@ -209,6 +223,13 @@ func (c *call) request(b creation) (*computev1.CreateSandboxRequest, usecase.Wis
 		bad["ttl_seconds"] = "must be a number of seconds over 0"
 	default:
 		req.Limits.MaxRuntime = durationpb.New(time.Duration(b.TTLSeconds) * time.Second)
+	}
+	switch {
+	case b.IdleTimeoutSeconds == 0:
+	case b.IdleTimeoutSeconds < 0 || b.IdleTimeoutSeconds > math.MaxInt32:
+		bad["idle_timeout_seconds"] = "must be a number of seconds over 0"
+	default:
+		req.Limits.IdleTimeout = durationpb.New(time.Duration(b.IdleTimeoutSeconds) * time.Second)
 	}
 	broken, err := c.Violations(req)
 	if err != nil {

@@ -13,6 +13,12 @@ import (
 // silence is how old a heartbeat may be before its worker counts as offline: three were missed.
 const silence = 15 * time.Second
 
+// States of a worker in the words of the published API.
+const (
+	online  = "ONLINE"
+	offline = "OFFLINE"
+)
+
 // poder is a worker in the words of the published API.
 type poder struct {
 	ID            string    `json:"id"`
@@ -43,7 +49,7 @@ type inUse struct {
 
 func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
 	p := poder{
-		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: local, State: "ONLINE",
+		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: local, State: online,
 		Resources: resources{
 			CPUCores: float64(w.GetCpuMillis()) / 1000, MemoryBytes: w.GetMemoryBytes(), MaxContainers: w.GetMaxSandboxes(),
 			Arch: "amd64", OS: "linux", Driver: w.GetDriver(),
@@ -51,7 +57,7 @@ func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
 		Usage: inUse{Containers: w.GetSandboxes()}, LastHeartbeat: w.GetTime().AsTime(),
 	}
 	if now.Sub(p.LastHeartbeat) > silence {
-		p.State = "OFFLINE"
+		p.State = offline
 	}
 	return p
 }
@@ -72,15 +78,41 @@ func (c *call) poders() error {
 	return c.answer(http.StatusOK, out)
 }
 
-func (c *call) poder() error {
+// oneWorker is that of the path.
+func (c *call) oneWorker() (poder, error) {
 	all, err := c.use.Workers(c.ctx, c.p)
 	if err != nil {
-		return err
+		return poder{}, err
 	}
 	id := c.r.PathValue("id")
 	i := slices.IndexFunc(all, func(w *commandsv1.WorkerStatus) bool { return w.GetWorker() == id })
 	if i < 0 {
-		return fault.Newf(fault.NotFound, fault.ReasonWorkerNotFound, "there is no worker %.64q", id)
+		return poder{}, fault.Newf(fault.NotFound, fault.ReasonWorkerNotFound, "there is no worker %.64q", id)
 	}
-	return c.answer(http.StatusOK, poderOf(all[i], time.Now()))
+	return poderOf(all[i], time.Now()), nil
+}
+
+func (c *call) poder() error {
+	p, err := c.oneWorker()
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, p)
+}
+
+// removePoder takes a worker that is silent from the list, and answers it as it was. Nothing becomes of its sandboxes; with its next heartbeat it
+// is listed again.
+func (c *call) removePoder() error {
+	p, err := c.oneWorker()
+	if err != nil {
+		return err
+	}
+	if p.State == online {
+		return fault.Newf(fault.FailedPrecondition, fault.ReasonIllegalState,
+			"worker %s is %s: only one that is %s can be removed; end its process first, and its sandboxes before where they are not to come back", p.ID, online, offline)
+	}
+	if err := c.use.ForgetWorker(c.ctx, c.p, p.ID, p.LastHeartbeat); err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, p)
 }

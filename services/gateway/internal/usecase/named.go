@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sandtrail/sandtrail/libs/directget"
@@ -143,6 +144,30 @@ func (u *UseCases) Workers(ctx context.Context, p principal.Principal) ([]*comma
 		return nil, unreachable(err)
 	}
 	return all, nil
+}
+
+// ForgetWorker takes a worker from the list whose last heartbeat says this time. A newer one stays.
+func (u *UseCases) ForgetWorker(ctx context.Context, p principal.Principal, name string, heard time.Time) error {
+	if err := p.Need(scopes.Admin); err != nil {
+		return err
+	}
+	at := subject.BucketKey(topology.BucketWorker, name)
+	m, err := directget.LeaderLast(ctx, u.js, subject.BucketStream(topology.BucketWorker), at)
+	if err != nil {
+		return unreachable(err)
+	}
+	w := &commandsv1.WorkerStatus{}
+	if m == nil || proto.Unmarshal(m.Data, w) != nil || w.GetTime().AsTime().After(heard) {
+		return fault.Newf(fault.Conflict, fault.ReasonConflict, "worker %s was heard of just now; look again", name)
+	}
+	s, err := u.js.Stream(ctx, subject.BucketStream(topology.BucketWorker))
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(at), jetstream.WithPurgeSequence(m.Seq+1))
+	}
+	if err != nil {
+		return unreachable(err)
+	}
+	return nil
 }
 
 // Everything lists the tenant's sandboxes that keep takes, newest first, at most limit.
