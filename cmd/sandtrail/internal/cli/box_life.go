@@ -5,10 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
+	"math"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 func (c *Create) createNamed(e *Env) error {
 	for flag, given := range map[string]bool{
 		"--session": c.Session != "", "--workspace": c.Workspace != "", "--mount-path": c.MountPath != "", "--pids": c.Pids != 0, "--wait": c.Wait,
-		"--idle-timeout": c.IdleTimeout != 0,
 	} {
 		if given {
 			return usagef("%s is for sandboxes without a name", flag)
@@ -53,6 +51,9 @@ func (c *Create) createNamed(e *Env) error {
 	}
 	if life := max(time.Duration(c.TTL)*time.Second, c.MaxRuntime); life != 0 {
 		body["ttl_seconds"] = int64(life / time.Second)
+	}
+	if c.IdleTimeout != 0 {
+		body["idle_timeout_seconds"] = int64(math.Ceil(c.IdleTimeout.Seconds()))
 	}
 	ctx, api, done, err := c.remote().connect(e, c.Timeout)
 	if err != nil {
@@ -178,7 +179,7 @@ type Get struct {
 func (g *Get) Run(e *Env) error {
 	return g.shown(e, &g.Format, named.Box(g.Name), []string{
 		"name", "id", "state", "error_message", "poder_id", "region", "provider_type", "instance_type", "image_id", "ip", "arch", "os", "os_version", "owner",
-		"ttl_seconds", "expires_at", "created_at", "last_activity", "labels",
+		"ttl_seconds", "idle_timeout_seconds", "expires_at", "created_at", "last_activity", "labels",
 	})
 }
 
@@ -193,26 +194,7 @@ func (r *Remote) shown(e *Env, f *Format, path string, fields []string) error {
 	if err != nil {
 		return err
 	}
-	return f.show(e.Stdout, answer, func(w io.Writer) error {
-		v := map[string]any{}
-		if err := json.Unmarshal(answer, &v); err != nil {
-			return err
-		}
-		var out []render.Field
-		for _, name := range fields {
-			value := text(v, name)
-			if pairs, ok := v[name].(map[string]any); ok {
-				var all []string
-				for _, k := range slices.Sorted(maps.Keys(pairs)) {
-					all = append(all, k+"="+text(pairs, k))
-				}
-				value = strings.Join(all, " ")
-			}
-			title := strings.ReplaceAll(name, "_", " ")
-			out = append(out, render.Field{Name: strings.ToUpper(title[:1]) + title[1:], Value: value})
-		}
-		return render.Fields(w, out)
-	})
+	return f.show(e.Stdout, answer, func(w io.Writer) error { return fieldsOf(w, answer, fields) })
 }
 
 // Delete is `sandtrail delete`.
@@ -314,8 +296,9 @@ func (j *JobGet) Run(e *Env) error {
 
 // Poder is `sandtrail poder`.
 type Poder struct {
-	List PoderList `cmd:"" help:"List the workers."`
-	Get  PoderGet  `cmd:"" help:"Show a worker."`
+	List   PoderList   `cmd:"" help:"List the workers."`
+	Get    PoderGet    `cmd:"" help:"Show a worker."`
+	Delete PoderDelete `cmd:"" help:"Take workers from the list that are silent."`
 }
 
 // PoderList is `sandtrail poder list`.

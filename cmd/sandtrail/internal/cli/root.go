@@ -43,6 +43,7 @@ type Root struct {
 	Delete  Delete   `cmd:"" group:"Named sandboxes" help:"End sandboxes; their names are free again."`
 	Stop    StopBox  `cmd:"" group:"Named sandboxes" help:"End the processes of sandboxes and keep their files."`
 	Start   StartBox `cmd:"" group:"Named sandboxes" help:"Bring stopped sandboxes back."`
+	Update  Update   `cmd:"" group:"Named sandboxes" help:"Let a sandbox live longer, or give it other labels."`
 	Execute Execute  `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
 	Stream  Execute  `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
 	Run     RunCode  `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
@@ -54,6 +55,7 @@ type Root struct {
 	Stats   Stats    `cmd:"" group:"Named sandboxes" help:"Show what a sandbox uses now."`
 	Job     Job      `cmd:"" group:"Named sandboxes" help:"Show how far an order is."`
 	Poder   Poder    `cmd:"" group:"Named sandboxes" help:"Show the workers."`
+	Token   Token    `cmd:"" group:"Named sandboxes" help:"Look after your tenant's API keys, over the server."`
 	Health  Health   `cmd:"" group:"Named sandboxes" help:"Ask a server whether it is well."`
 	Metrics Metrics  `cmd:"" group:"Named sandboxes" help:"Print a server's metrics."`
 	Config  Config   `cmd:"" group:"Named sandboxes" help:"Keep the URLs and keys of servers."`
