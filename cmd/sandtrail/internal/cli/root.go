@@ -48,6 +48,7 @@ type Root struct {
 	Stream  Execute  `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
 	Run     RunCode  `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
 	Context Contexts `cmd:"" group:"Named sandboxes" help:"Look after the interpreters of a sandbox."`
+	Session Sessions `cmd:"" group:"Named sandboxes" help:"Run commands in a shell that keeps its state."`
 	Shell   Shell    `cmd:"" group:"Named sandboxes" help:"Open a terminal in a sandbox."`
 	FS      FS       `cmd:"" name:"fs" group:"Named sandboxes" help:"Work with the files of a sandbox."`
 	Logs    Logs     `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
