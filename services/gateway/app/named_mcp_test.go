@@ -11,6 +11,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	chunks "github.com/sandtrail/sandtrail/libs/transcript"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
 // inside is an agent at a sandbox's own endpoint.
@@ -117,6 +118,9 @@ func TestEndpointsOfSandboxesAreTheirTenants(t *testing.T) {
 	session := "Mcp-Session-Id: " + begun.header.Get("Mcp-Session-Id")
 	require.Equal(t, 200, post(alice, "demo", listTools, session).status)
 	require.Equal(t, 200, post(alice, id, listTools, session).status, "the same sandbox by its id")
+	alice.find("acme", func(c *eventsv1.CallEnded) bool {
+		return c.GetApi() == "mcp" && c.GetAction() == "Message" && c.GetSandboxId() == id && c.GetOutcome() == "ok"
+	})
 	post(alice, "second", listTools, session).refused(t, 404, "session_not_found")
 	require.Equal(t, "TERMINATED", alice.send("DELETE", "/sandboxes/demo", nil).is(t, 200)["state"])
 	alice.made("demo")

@@ -125,7 +125,7 @@ var actions = map[string]map[string]string{
 
 // actionOf names an API and an action: the method that does the same in gRPC, and otherwise what the API calls it, in the same spelling.
 func actionOf(api, name string) (string, string) {
-	if api == HTTP && name == "mcp" {
+	if name == "mcp" || name == "mcp_slash" {
 		return MCP, "Message"
 	}
 	if action, ok := actions[api][name]; ok {
