@@ -35,9 +35,9 @@ type Memory interface {
 var ErrEnded = errors.New("the context has ended")
 
 const (
-	// sayAgain is how long a context may at least take to say that it has a request; then the request is written again. It was lost where two wrote at
-	// once, as two gateways may: bytes at one place in standard input are taken from one of them.
-	sayAgain = 2 * time.Second
+	// sayAgain is how long a context may at least take at first to say that it has a request, sayAgainMost later. Then the request is written
+	// again: it was lost where two wrote at once, as two gateways may, because bytes at one place in standard input are taken from one of them.
+	sayAgain, sayAgainMost = 500 * time.Millisecond, 8 * time.Second
 	// retry is before another try to write.
 	retry = 100 * time.Millisecond
 	// pieceMost is the most bytes that are written at once: a message holds them.
@@ -46,10 +46,23 @@ const (
 	spare = 30 * time.Second
 )
 
-// Ask makes a request of a context and gives the answer. Any number may ask at once, from any gateway: cells run one after another in the
-// order in which they came in. ctx bounds the wait for them; a cell that has begun is answered within its time or fault.DeadlineExceeded.
-// Where ctx ends a cell may have run, and may run on. What an answer takes of memory is given back by release.
-func Ask(ctx context.Context, x Exec, r Request, memory Memory) (answer Answer, release func(), err error) {
+// Asker asks contexts. Its zero value is ready.
+type Asker struct {
+	mu sync.Mutex
+	// writers have one at a time write to a context, by the id of its exec, of those who ask by this gateway.
+	writers map[string]*writers
+}
+
+type writers struct {
+	turn chan struct{}
+	// all who wait or write.
+	all int
+}
+
+// Ask makes a request of the context with an id and gives the answer. Any number may ask at once, from any gateway: cells run one after another
+// in the order in which they came in. ctx bounds the wait for them; a cell that has begun is answered within its time or
+// fault.DeadlineExceeded. Where ctx ends a cell may have run, and may run on. What an answer takes of memory is given back by release.
+func (k *Asker) Ask(ctx context.Context, id string, x Exec, r Request, memory Memory) (answer Answer, release func(), err error) {
 	line, err := r.line()
 	if err != nil {
 		return Answer{}, func() {}, fault.From(err)
@@ -61,7 +74,16 @@ func Ask(ctx context.Context, x Exec, r Request, memory Memory) (answer Answer, 
 	ctx, cancel := context.WithCancelCause(ctx)
 	a := &asked{request: r, memory: memory, taken: make(chan struct{}), cancel: cancel}
 	var sender sync.WaitGroup
-	sender.Go(func() { a.send(ctx, x, line) })
+	sender.Go(func() {
+		a.send(ctx, func() error {
+			leave, err := k.enter(ctx, id)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			return write(ctx, x, line)
+		})
+	})
 	err = x.Follow(ctx, after, a.chunk)
 	cause := context.Cause(ctx)
 	cancel(nil)
@@ -80,6 +102,38 @@ func Ask(ctx context.Context, x Exec, r Request, memory Memory) (answer Answer, 
 	}
 	a.release()
 	return Answer{}, func() {}, err
+}
+
+// enter waits for the turn to write to a context.
+func (k *Asker) enter(ctx context.Context, id string) (leave func(), err error) {
+	k.mu.Lock()
+	w := k.writers[id]
+	if w == nil {
+		w = &writers{turn: make(chan struct{}, 1)}
+		if k.writers == nil {
+			k.writers = map[string]*writers{}
+		}
+		k.writers[id] = w
+	}
+	w.all++
+	k.mu.Unlock()
+	out := func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if w.all--; w.all == 0 {
+			delete(k.writers, id)
+		}
+	}
+	select {
+	case w.turn <- struct{}{}:
+		return func() {
+			<-w.turn
+			out()
+		}, nil
+	case <-ctx.Done():
+		out()
+		return nil, ctx.Err()
+	}
 }
 
 var errAnswered = errors.New("answered")
@@ -106,10 +160,10 @@ func (a *asked) release() {
 }
 
 // send writes the request until the context says that it has it.
-func (a *asked) send(ctx context.Context, x Exec, line []byte) {
-	for {
-		err := write(ctx, x, line)
-		wait := sayAgain + rand.N(sayAgain) // two who wrote at once do not do so again
+func (a *asked) send(ctx context.Context, write func() error) {
+	for again := sayAgain; ; again = min(2*again, sayAgainMost) {
+		err := write()
+		wait := again + rand.N(again) // two who wrote at once do not do so again
 		switch code := fault.CodeOf(err); {
 		case err == nil:
 		case code == fault.Unavailable || code == fault.DeadlineExceeded || code == fault.Conflict:

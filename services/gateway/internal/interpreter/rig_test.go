@@ -19,6 +19,7 @@ import (
 type kernel struct {
 	t     *testing.T
 	stdin io.Writer
+	asker Asker
 
 	mu     sync.Mutex
 	chunks []transcript.Chunk
@@ -157,7 +158,7 @@ func (k *kernel) ask(r Request) (Answer, error) {
 	defer cancel()
 	r.ID = ids.New()
 	memory := &room{}
-	a, release, err := Ask(ctx, far{k}, r, memory)
+	a, release, err := k.asker.Ask(ctx, "id", far{k}, r, memory)
 	release()
 	if memory.held != 0 {
 		err = errors.Join(err, errors.New("memory is still held"))

@@ -130,7 +130,7 @@ func (c *call) ask(ctx context.Context, x sandbox.Exec, r interpreter.Request) (
 	if x.Over() {
 		return interpreter.Answer{}, func() {}, c.gone(x)
 	}
-	answer, release, err := interpreter.Ask(ctx, c.use.Talk(c.p, x.Sandbox, x.ID), r, c.memory)
+	answer, release, err := c.asker.Ask(ctx, x.ID, c.use.Talk(c.p, x.Sandbox, x.ID), r, c.memory)
 	switch {
 	case errors.Is(err, interpreter.ErrEnded):
 		if x, err = c.use.Receipt(c.ctx, c.p, x.Sandbox, x.ID); err == nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/interpreter"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/stored"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
@@ -61,6 +62,7 @@ type Server struct {
 	opt   Options
 	mux   *http.ServeMux
 	calls *prometheus.CounterVec
+	asker interpreter.Asker
 }
 
 // New makes the handler. It fails where its metrics are registered already.
