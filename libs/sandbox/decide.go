@@ -113,8 +113,11 @@ type Extend struct {
 	At, ExpiresAt time.Time
 }
 
+// MaxRelabels bounds how often the labels of a sandbox change: whoever decides about it reads them all.
+const MaxRelabels = 1000
+
 // Label gives it other labels, which are all that it has then. The same ones decide nothing. Refused once its end is decided; one that failed may
-// still be told from others.
+// still be told from others. Refused with fault.ResourceExhausted behind MaxRelabels.
 type Label struct {
 	Labels map[string]string
 }
@@ -364,6 +367,8 @@ func (c Label) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, illegal(s.State, "other labels")
 	case maps.Equal(c.Labels, s.Labels):
 		return nil, nil
+	case s.Relabelled >= MaxRelabels:
+		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonQuota, "the labels of sandbox %s were changed %d times, as often as they may", s.ID, MaxRelabels)
 	}
 	return one(&eventsv1.SandboxLabelled{Labels: maps.Clone(c.Labels)})
 }

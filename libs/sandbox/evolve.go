@@ -129,6 +129,7 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 		}
 	case *eventsv1.SandboxLabelled:
 		s.Labels = b.GetLabels()
+		s.Relabelled++
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:

@@ -60,6 +60,8 @@ type Sandbox struct {
 	EnvKeys []string
 	// Labels that it has now; Requested has those that it began with.
 	Labels map[string]string
+	// Relabelled counts how often they were changed.
+	Relabelled int
 	// Limits, Workspace and Requested are shared with the event: read only.
 	Limits    *eventsv1.Limits
 	Workspace *eventsv1.Workspace
