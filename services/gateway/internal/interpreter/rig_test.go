@@ -34,10 +34,11 @@ type kernel struct {
 
 func newKernel(t *testing.T) *kernel {
 	t.Helper()
-	python, err := exec.LookPath(Program)
-	if err != nil {
-		t.Skip("this host has no python3, which runs the program of contexts here; tests/e2e runs it in a sandbox")
+	if testing.Short() {
+		t.Skip("-short: runs python3 of this host")
 	}
+	python, err := exec.LookPath(Program)
+	require.NoError(t, err, "these tests run the program of contexts with this host's python3")
 	k := &kernel{t: t, woken: make(chan struct{})}
 	cmd := exec.Command(python, Arguments("test")...) //nolint:gosec // the test's own
 	cmd.Dir = t.TempDir()
