@@ -12,7 +12,6 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
-	"github.com/sandtrail/sandtrail/libs/transcript"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/talk"
 )
@@ -95,7 +94,6 @@ func (c *call) execSession() error {
 	if x.Over() {
 		return sessionOver(x)
 	}
-	stays := *c
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx))
 	defer cancel()
 	defer context.AfterFunc(c.use.Ending(), cancel)()
@@ -103,15 +101,24 @@ func (c *call) execSession() error {
 	defer g.Release()
 	var out sessionResult
 	err = c.use.Alone(ctx, c.p, x.ID, func(held context.Context) error {
-		stays.ctx = held
-		out, err = stays.inShell(box, x, b, g)
+		out, err = c.within(held).inShell(box, x, b, g)
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil && c.use.Ending().Err() != nil:
+		return fault.New(fault.Unavailable, fault.ReasonTimeout, "the server stops; the command goes on in the session").WithRetry(time.Second).Because(err)
+	case err != nil:
 		return err
 	}
 	c.w.Header().Set(headerExecution, x.ID)
 	return c.answer(http.StatusOK, out)
+}
+
+// within is the call for as long as ctx lasts, and not the client.
+func (c *call) within(ctx context.Context) *call {
+	stays := *c
+	stays.ctx = ctx
+	return &stays
 }
 
 // probe asks a shell whether it is at nothing. within bounds the beginning of the answer; 0: ctx alone does.
@@ -152,7 +159,7 @@ func (c *call) inShell(box string, x sandbox.Exec, b sessionCommand, g *edge.Gat
 	defer cancel()
 	token := talk.NewToken()
 	out := sessionResult{CmdID: token, SessionID: sessionOf(x).SessionID, ExecutionID: x.ID, StartedAt: time.Now().UTC(), Reason: sandbox.ReasonExited}
-	a, err := conv.Ask(limited, talk.Question{Text: shellQuestion(token, b.Command), Token: token, Answer: func(c *transcript.Chunk) { g.Add(c) }})
+	a, err := conv.Ask(limited, talk.Question{Text: shellQuestion(token, b.Command), Token: token, Answer: g.Add})
 	out.EndedAt = time.Now().UTC()
 	switch {
 	case err == nil:

@@ -2,6 +2,7 @@ package talk
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/sandtrail/sandtrail/libs/transcript"
 )
@@ -97,7 +98,7 @@ func (e *ear) hear(data []byte) (answer []byte) {
 	if e.state == behind {
 		return nil
 	}
-	all := append(e.held, data...)
+	all := slices.Concat(e.held, data)
 	e.held = nil
 	if e.state == before {
 		if all = e.past(all, e.opens, nil); e.state == before {

@@ -135,7 +135,7 @@ func (h *heard) add(c *transcript.Chunk) {
 }
 
 // ask asks with a token and text of ask TOKEN TEXT TOKEN.
-func ask(t *testing.T, ctx context.Context, c *Conversation, token, text string) (heard, Answer, error) { //nolint:revive // t first, as everywhere
+func ask(t *testing.T, ctx context.Context, c *Conversation, token, text string) (heard, Answer, error) {
 	t.Helper()
 	var h heard
 	a, err := c.Ask(ctx, Question{Text: "ask " + token + " " + text + " " + token, Token: token, Answer: h.add})

@@ -193,7 +193,7 @@ func (u *UseCases) Alone(ctx context.Context, p principal.Principal, what string
 	err = lease.Lease{KV: kv, Key: topology.LeaseTalk(what), Holder: ids.New(), TTL: aloneTTL, Log: u.logger}.Once(ctx, func(held context.Context) error {
 		failed = do(held)
 		if held.Err() != nil && ctx.Err() == nil && failed != nil {
-			failed = fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the log could not be reached for too long to go on alone").WithRetry(time.Second).Because(failed)
+			failed = fault.New(fault.Unavailable, fault.ReasonLogUnavailable, "the log could not be reached for too long; what was begun goes on, and may be done").WithRetry(time.Second).Because(failed)
 		}
 		return nil
 	})
