@@ -158,7 +158,7 @@ func (c *call) gone(x sandbox.Exec) error {
 	}
 	reason, code := x.Completed.GetReason(), x.Completed.GetExitCode()
 	if reason == sandbox.ReasonStartFailed || code == 127 || code == 126 {
-		return fault.Newf(fault.FailedPrecondition, fault.ReasonStartFailed, "the image has no python3, which contexts need: %s",
+		return fault.Newf(fault.FailedPrecondition, fault.ReasonStartFailed, "the image has no python3 from version 3.8 on, which contexts need: %s",
 			orElse(clean(x.Completed.GetMessage()), "it cannot be started"))
 	}
 	return fault.Newf(fault.FailedPrecondition, fault.ReasonIllegalState, "the context has ended (%s, exit code %d) and its variables are gone; make another",
