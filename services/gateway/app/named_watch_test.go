@@ -110,12 +110,12 @@ func TestAWatcherIsWaitedFor(t *testing.T) {
 	require.Equal(t, "/etc", x.cmd.GetStart().GetSpec().GetWorkingDir())
 	require.Empty(t, x.cmd.GetStart().GetSpec().GetArgs())
 	next := w.seen(id).is(t, 200)["next"].(json.Number).String()
-	got := make(chan []string, 1)
-	go func() { got <- told(t, w.seen(id, "&wait=30&after="+next).is(t, 200)) }()
+	got := make(chan answer, 1)
+	go func() { got <- w.seen(id, "&wait=30&after="+next) }()
 	w.until(func() bool { return w.peer.get(func() int { return len(w.peer.inputs[id]) }) > 0 })
 	begin := time.Now()
 	x.tells(change("f", "chmod"))
-	require.Equal(t, []string{"chmod f"}, <-got)
+	require.Equal(t, []string{"chmod f"}, told(t, (<-got).is(t, 200)))
 	require.Less(t, time.Since(begin), patience)
 }
 
