@@ -14,8 +14,12 @@ import (
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 	"github.com/sandtrail/sandtrail/tests/e2e/stack"
 )
+
+// emptySHA256 is the digest of no bytes.
+const emptySHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 // Each plant is made in a copy of what a real run without faults left behind, so that it alone can be what is found.
 func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
@@ -87,6 +91,19 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 		c.e.Pending = []evidence.Message{{Seq: 1, Subject: "cmd.sandbox.acme.x", Stored: e.Taken.Add(-time.Hour)}}
 		require.Empty(t, check.All(c.h, c.e))
 		require.Equal(t, 1, check.Summarize(c.h, c.e, nil, nil).LeftOver)
+	})
+	t.Run("output that was made final just when its end was seen is whole", func(t *testing.T) {
+		loaded, err := evidence.Load(dir)
+		require.NoError(t, err)
+		c := &copyOf{t: t, h: deep(h), e: loaded}
+		out := c.transcript("printing-0")
+		last := out.Chunks[len(out.Chunks)-1]
+		seal := journal.Piece{Number: last.Number + 1, Stream: last.Stream, From: last.To, To: last.To, SHA256: emptySHA256}
+		out.Chunks = append(out.Chunks, seal)
+		require.Empty(t, check.All(c.h, c.e))
+		seal.Number++
+		out.Chunks = append(out.Chunks, seal)
+		require.NotEmpty(t, check.All(c.h, c.e))
 	})
 	t.Run("a disk that was full below the workspaces explains that a witness is gone, not that there are two", func(t *testing.T) {
 		loaded, err := evidence.Load(dir)

@@ -91,6 +91,10 @@ func (w *world) turns() findings {
 			if called := len(by[id][op].called); n > called {
 				f.add(b.agg.Subject(), "it was asked %d times to %s, and did so %d times", called, op, n)
 			}
+			// One that is stopped already is no error to stop: a start that came to nothing leaves it so.
+			if op == journal.Stop {
+				n = count[*eventsv1.SandboxStopped](b.events)
+			}
 			if told := len(by[id][op].acknowledged); n < told {
 				f.add(b.agg.Subject(), "%d orders to %s were acknowledged, and it did so %d times", told, op, n)
 			}

@@ -16,7 +16,7 @@ var stillPlants = []plant{
 		double[*eventsv1.SandboxStopping](c, c.sandboxSubject(c.made("still")))
 	}},
 	{check.OneOutcome, "an acknowledged stop that never came", "1 orders to stop were acknowledged", func(c *copyOf) {
-		drop[*eventsv1.SandboxStopping](c, c.sandboxSubject(c.made("still")))
+		drop[*eventsv1.SandboxStopped](c, c.sandboxSubject(c.made("still")))
 	}},
 	{check.OneOutcome, "an acknowledged start that never came", "1 orders to start were acknowledged", func(c *copyOf) {
 		c.rewrite(c.sandboxSubject(c.made("create-0")), func(events []envelope.Event) []envelope.Event {

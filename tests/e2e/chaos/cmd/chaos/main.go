@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/check"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/evidence"
+	"github.com/sandtrail/sandtrail/tests/e2e/chaos/journal"
 	"github.com/sandtrail/sandtrail/tests/e2e/chaos/rig"
 )
 
@@ -23,7 +26,11 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s, err := chaos.Run(ctx, options())
+	o, again := options()
+	if again != "" {
+		os.Exit(judge(again))
+	}
+	s, err := chaos.Run(ctx, o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
 		os.Exit(2)
@@ -34,9 +41,32 @@ func main() {
 	}
 }
 
-func options() chaos.Options {
+// judge judges what a run left in a directory once more, without its recoveries, and returns the exit code.
+func judge(dir string) int {
+	h, err := journal.Read(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	e, err := evidence.Load(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	s := check.Summarize(h, e, check.All(h, e), nil)
+	if err := s.Text(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 2
+	}
+	if !s.OK() {
+		return 1
+	}
+	return 0
+}
+
+func options() (o chaos.Options, again string) {
 	began := time.Now()
-	o := chaos.Options{Say: func(format string, args ...any) {
+	o = chaos.Options{Say: func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%s  %s\n", time.Now().UTC().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 	}}
 	var form, only string
@@ -52,10 +82,11 @@ func options() chaos.Options {
 	flag.StringVar(&only, "only", "", "make only these faults, separated by commas: whole names, or beginnings such as kill")
 	flag.BoolVar(&o.Clocks, "clocks", false, "let the wall clocks of services and NATS servers jump too")
 	flag.StringVar(&o.Out, "out", filepath.Join(os.TempDir(), "sandtrail-chaos-"+began.UTC().Format("20060102T150405")), "directory for journal, evidence and summary")
+	flag.StringVar(&again, "judge", "", "make no run: judge what a run left in this directory again")
 	flag.Parse()
 	o.Form = rig.Form(form)
 	if only != "" {
 		o.Only = strings.Split(only, ",")
 	}
-	return o
+	return o, again
 }
