@@ -55,7 +55,7 @@ func TestAStoppedSandboxOutlivesItsWorkerAndComesBackAsItWas(t *testing.T) {
 	_, err = s.API.StopSandbox(t.Context(), &computev1.StopSandboxRequest{SandboxId: sandbox})
 	require.NoError(t, err)
 	s.Destroy(t, sandbox)
-	kept, err := os.ReadDir(filepath.Join(s.State, "kept"))
+	kept, err := os.ReadDir(filepath.Join(s.State, "sandboxes", ".kept"))
 	require.NoError(t, err)
 	require.Empty(t, kept, "nothing of it is kept but its workspace")
 }

@@ -319,6 +319,8 @@ func TestMCPCommandsInTheBackground(t *testing.T) {
 	w := newWeb(t)
 	a := w.agent(t, protocols["sessions"])
 	release := make(chan struct{})
+	end := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(end)
 	w.peer.script("/bin/sh", func(x *execution) {
 		x.write(chunks.Stdout, []byte("so far"))
 		<-release
@@ -336,7 +338,7 @@ func TestMCPCommandsInTheBackground(t *testing.T) {
 	})
 	require.NoError(t, a.Close(), "its client goes, it stays")
 	a = w.agent(t, protocols["sessions"])
-	close(release)
+	end()
 	look["wait_seconds"] = 10
 	require.Equal(t, "exited", a.call("get_execution", look)["state"])
 

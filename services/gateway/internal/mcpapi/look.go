@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
@@ -115,7 +117,8 @@ func (f *following) live(wait time.Duration) error {
 		}
 		return f.event(e)
 	})
-	if ctx.Err() != nil && f.ctx.Err() == nil {
+	// The other side goes by the same deadline, and may be at it first.
+	if over := ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded; over && f.ctx.Err() == nil {
 		return nil // it runs on
 	}
 	return ignore(err)
