@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -11,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 	"github.com/sandtrail/sandtrail/services/usage/internal/engine"
@@ -88,8 +89,8 @@ func TestClientsThatGoInTheMiddleOfAWordDoNotEndTheEngine(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			require.NotEmpty(t, c.words)
 			for n := 0; n <= len(c.words); n += 1 + min(n/300, 1)*397 {
-				leave(t, c.address, c.words[:n], true)
-				leave(t, c.address, c.words[:n], false)
+				require.NoError(t, leave(c.address, c.words[:n], true))
+				require.NoError(t, leave(c.address, c.words[:n], false))
 			}
 			code, answer := ask(t, e.HTTP(), "SELECT 1")
 			require.Equal(t, http.StatusOK, code, answer)
@@ -103,35 +104,42 @@ func TestClientsThatResetRequestsDoNotEndTheEngine(t *testing.T) {
 	e := start(t, engine.Options{})
 	head := "POST / HTTP/1.1\r\nHost: x\r\nAuthorization: Basic ZGVmYXVsdDo=\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for _, body := range []string{"", "8\r\nSELE", "8\r\nSELECT 1\r\n", "8\r\nSELECT 1\r\n0\r\n\r\n", "zz\r\n"} {
-		var clients sync.WaitGroup
+		var clients errgroup.Group
 		for range 4 {
-			clients.Go(func() {
+			clients.Go(func() error {
+				var failed error
 				for range 100 {
-					leave(t, strings.TrimPrefix(e.HTTP(), "http://"), []byte(head+body), true)
+					failed = errors.Join(failed, leave(strings.TrimPrefix(e.HTTP(), "http://"), []byte(head+body), true))
 				}
+				return failed
 			})
 		}
-		clients.Wait()
+		require.NoError(t, clients.Wait())
 		code, answer := ask(t, e.HTTP(), "SELECT 1")
 		require.Equal(t, http.StatusOK, code, "%s after %q", answer, body)
 	}
 	require.Zero(t, e.Restarts())
 }
 
-// leave says words on a new connection and ends it: by reset, or in order, and then waits until the other side is done with it.
-func leave(t *testing.T, address string, words []byte, reset bool) {
-	t.Helper()
+// leave says words on a new connection and ends it: by reset, or in order, and then waits until the other side is done with it, which it
+// has to be within 20 s.
+func leave(address string, words []byte, reset bool) error {
 	c, err := net.DialTimeout("tcp", address, 5*time.Second)
-	if !assert.NoError(t, err) {
-		return
+	if err != nil {
+		return err
 	}
-	assert.NoError(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		return err
+	}
 	_, _ = c.Write(words)
 	if reset {
-		assert.NoError(t, c.(*net.TCPConn).SetLinger(0))
-	} else if c.(*net.TCPConn).CloseWrite() == nil {
-		_, err := io.Copy(io.Discard, c)
-		assert.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+		return c.(*net.TCPConn).SetLinger(0)
 	}
-	assert.NoError(t, c.Close())
+	if c.(*net.TCPConn).CloseWrite() == nil {
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
+	return nil
 }

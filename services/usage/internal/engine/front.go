@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/pause"
 )
 
 // front holds the engine's two public ports, also while its process is started again, and hands connections on once their first
@@ -190,7 +191,7 @@ func (f *front) accept() {
 		}
 		if err != nil {
 			// Out of descriptors: others end.
-			time.Sleep(10 * time.Millisecond)
+			_ = pause.For(context.Background(), 10*time.Millisecond)
 			continue
 		}
 		f.passes.Go(func() { f.pass(c) })
