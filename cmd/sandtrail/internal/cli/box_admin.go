@@ -113,26 +113,8 @@ type TokenList struct {
 
 // Run lists the keys of the caller's tenant.
 func (l *TokenList) Run(e *Env) error {
-	ctx, api, done, err := l.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: tokens})
-	if err != nil {
-		return err
-	}
-	return l.show(e.Stdout, answer, func(w io.Writer) error {
-		var all struct{ Tokens []map[string]any }
-		if err := json.Unmarshal(answer, &all); err != nil {
-			return err
-		}
-		t := render.Table{Header: []string{"PREFIX", "NAME", "ROLE", "ID", "CREATED"}}
-		for _, k := range all.Tokens {
-			t.Rows = append(t.Rows, []string{text(k, "prefix"), text(k, "name"), text(k, "role"), text(k, "id"), text(k, "created_at")})
-		}
-		return t.Write(w)
-	})
+	return l.listed(e, &l.Format, named.Request{Method: http.MethodGet, Path: tokens}, "tokens",
+		[]string{"PREFIX", "NAME", "ROLE", "ID", "CREATED"}, columns("prefix", "name", "role", "id", "created_at"))
 }
 
 // TokenRm is `sandtrail token rm`.

@@ -2,20 +2,17 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/named"
-	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
 )
 
 // maxCode is the most bytes of code that a context takes at once.
@@ -56,13 +53,9 @@ const exitCode = 1
 
 // Run runs it.
 func (r *RunCode) Run(e *Env) error {
-	code := strings.Join(r.Code, " ")
-	if code == "-" {
-		data, err := io.ReadAll(io.LimitReader(e.Stdin, maxCode+1))
-		if err != nil {
-			return fmt.Errorf("read stdin: %w", err)
-		}
-		code = string(data)
+	code, err := e.argument(strings.Join(r.Code, " "), maxCode)
+	if err != nil {
+		return err
 	}
 	switch {
 	case code == "":
@@ -168,12 +161,8 @@ type Contexts struct {
 }
 
 // contextPath is that of a sandbox's contexts, or of what is below it.
-func contextPath(name string, below ...string) string {
-	p := named.Box(name, "toolbox/code-interpreter/contexts")
-	for _, b := range below {
-		p += "/" + url.PathEscape(b)
-	}
-	return p
+func contextPath(name string, parts ...string) string {
+	return below(named.Box(name, "toolbox/code-interpreter/contexts"), parts...)
 }
 
 // ContextCreate is `sandtrail context create`.
@@ -190,29 +179,11 @@ func (c *ContextCreate) Run(e *Env) error {
 	if err != nil {
 		return err
 	}
-	return c.one(e, &c.Format, named.Request{Method: http.MethodPost, Path: contextPath(c.Name), Body: bytes.NewReader(body)})
+	return c.made(e, &c.Format, contextTime, named.Request{Method: http.MethodPost, Path: contextPath(c.Name), Body: bytes.NewReader(body)}, "id")
 }
 
-// one makes a call and prints the id of the context that it answers.
-func (r *Remote) one(e *Env, f *Format, call named.Request) error {
-	ctx, api, done, err := r.connect(e, 2*time.Minute)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, call)
-	if err != nil {
-		return err
-	}
-	return f.show(e.Stdout, answer, func(w io.Writer) error {
-		v := map[string]any{}
-		if err := json.Unmarshal(answer, &v); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(w, render.Clean(text(v, "id")))
-		return err
-	})
-}
+// contextTime bounds the start of an interpreter.
+const contextTime = 2 * time.Minute
 
 // ContextList is `sandtrail context list`.
 type ContextList struct {
@@ -223,26 +194,8 @@ type ContextList struct {
 
 // Run lists them.
 func (c *ContextList) Run(e *Env) error {
-	ctx, api, done, err := c.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: contextPath(c.Name)})
-	if err != nil {
-		return err
-	}
-	return c.show(e.Stdout, answer, func(w io.Writer) error {
-		var all struct{ Contexts []map[string]any }
-		if err := json.Unmarshal(answer, &all); err != nil {
-			return err
-		}
-		t := render.Table{Header: []string{"ID", "STATE", "DEFAULT", "CWD", "CREATED"}}
-		for _, x := range all.Contexts {
-			t.Rows = append(t.Rows, []string{text(x, "id"), text(x, "state"), text(x, "default"), text(x, "cwd"), text(x, "created_at")})
-		}
-		return t.Write(w)
-	})
+	return c.listed(e, &c.Format, named.Request{Method: http.MethodGet, Path: contextPath(c.Name)}, "contexts",
+		[]string{"ID", "STATE", "DEFAULT", "CWD", "CREATED"}, columns("id", "state", "default", "cwd", "created_at"))
 }
 
 // ContextRestart is `sandtrail context restart`.
@@ -255,7 +208,7 @@ type ContextRestart struct {
 
 // Run restarts it.
 func (c *ContextRestart) Run(e *Env) error {
-	return c.one(e, &c.Format, named.Request{Method: http.MethodPost, Path: contextPath(c.Name, c.ID, "restart")})
+	return c.made(e, &c.Format, contextTime, named.Request{Method: http.MethodPost, Path: contextPath(c.Name, c.ID, "restart")}, "id")
 }
 
 // ContextRm is `sandtrail context rm`.
@@ -267,16 +220,5 @@ type ContextRm struct {
 
 // Run ends them. Failures of some do not keep the others.
 func (c *ContextRm) Run(e *Env) error {
-	return c.each(e, callTimeout, c.IDs, func(ctx context.Context, api *named.Client, id string) error {
-		gone := map[string]any{}
-		if err := api.JSON(ctx, http.MethodDelete, contextPath(c.Name, id), nil, nil, &gone); err != nil {
-			return err
-		}
-		said := "ended"
-		if text(gone, "state") != "ENDED" {
-			said = "is being ended"
-		}
-		_, err := fmt.Fprintf(e.Stdout, "%s  %s\n", id, said)
-		return err
-	})
+	return c.ended(e, callTimeout, c.IDs, func(id string) string { return contextPath(c.Name, id) }, "ENDED", "ended")
 }

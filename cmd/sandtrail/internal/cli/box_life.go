@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/url"
@@ -140,32 +139,12 @@ type List struct {
 
 // Run lists sandboxes by name.
 func (l *List) Run(e *Env) error {
-	ctx, api, done, err := l.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
 	query := url.Values{"label": l.Label}
 	for _, s := range l.State {
 		query.Add("state", strings.ToUpper(s))
 	}
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: "/api/v1/sandboxes", Query: query})
-	if err != nil {
-		return err
-	}
-	return l.show(e.Stdout, answer, func(w io.Writer) error {
-		var all struct{ Sandboxes []map[string]any }
-		if err := json.Unmarshal(answer, &all); err != nil {
-			return err
-		}
-		t := render.Table{Header: []string{"NAME", "STATE", "WORKER", "REGION", "IMAGE", "CREATED"}}
-		for _, s := range all.Sandboxes {
-			t.Rows = append(t.Rows, []string{
-				text(s, "name"), text(s, "state"), text(s, "poder_id"), text(s, "region"), text(s, "image_id"), text(s, "created_at"),
-			})
-		}
-		return t.Write(w)
-	})
+	return l.listed(e, &l.Format, named.Request{Method: http.MethodGet, Path: "/api/v1/sandboxes", Query: query}, "sandboxes",
+		[]string{"NAME", "STATE", "WORKER", "REGION", "IMAGE", "CREATED"}, columns("name", "state", "poder_id", "region", "image_id", "created_at"))
 }
 
 // Get is `sandtrail get`.
@@ -183,20 +162,6 @@ func (g *Get) Run(e *Env) error {
 	})
 }
 
-// shown prints one document of an answer, for people the named fields of it.
-func (r *Remote) shown(e *Env, f *Format, path string, fields []string) error {
-	ctx, api, done, err := r.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: path})
-	if err != nil {
-		return err
-	}
-	return f.show(e.Stdout, answer, func(w io.Writer) error { return fieldsOf(w, answer, fields) })
-}
-
 // Delete is `sandtrail delete`.
 type Delete struct {
 	Remote
@@ -206,18 +171,7 @@ type Delete struct {
 
 // Run deletes sandboxes one after the other. Failures of some do not keep the others; the exit code is that of the first.
 func (d *Delete) Run(e *Env) error {
-	return d.each(e, d.Timeout, d.Names, func(ctx context.Context, api *named.Client, name string) error {
-		gone := map[string]any{}
-		if err := api.JSON(ctx, http.MethodDelete, named.Box(name), nil, nil, &gone); err != nil {
-			return err
-		}
-		said := "deleted"
-		if text(gone, "state") != "TERMINATED" {
-			said = "is being deleted"
-		}
-		_, err := fmt.Fprintf(e.Stdout, "%s  %s\n", name, said)
-		return err
-	})
+	return d.ended(e, d.Timeout, d.Names, func(name string) string { return named.Box(name) }, "TERMINATED", "deleted")
 }
 
 func (r *Remote) each(e *Env, timeout time.Duration, names []string, do func(context.Context, *named.Client, string) error) error {
@@ -309,30 +263,14 @@ type PoderList struct {
 
 // Run lists workers.
 func (p *PoderList) Run(e *Env) error {
-	ctx, api, done, err := p.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: "/api/v1/poders"})
-	if err != nil {
-		return err
-	}
-	return p.show(e.Stdout, answer, func(w io.Writer) error {
-		var all struct{ Poders []map[string]any }
-		if err := json.Unmarshal(answer, &all); err != nil {
-			return err
+	header := []string{"ID", "STATE", "REGION", "DRIVER", "SANDBOXES", "LAST HEARTBEAT"}
+	return p.listed(e, &p.Format, named.Request{Method: http.MethodGet, Path: "/api/v1/poders"}, "poders", header, func(w map[string]any) []string {
+		res, _ := w["resources"].(map[string]any)
+		use, _ := w["usage"].(map[string]any)
+		return []string{
+			text(w, "id"), text(w, "state"), text(w, "region"), text(res, "driver"), text(use, "containers") + " of " + text(res, "max_containers"),
+			text(w, "last_heartbeat"),
 		}
-		t := render.Table{Header: []string{"ID", "STATE", "REGION", "DRIVER", "SANDBOXES", "LAST HEARTBEAT"}}
-		for _, w := range all.Poders {
-			res, _ := w["resources"].(map[string]any)
-			use, _ := w["usage"].(map[string]any)
-			t.Rows = append(t.Rows, []string{
-				text(w, "id"), text(w, "state"), text(w, "region"), text(res, "driver"), text(use, "containers") + " of " + text(res, "max_containers"),
-				text(w, "last_heartbeat"),
-			})
-		}
-		return t.Write(w)
 	})
 }
 

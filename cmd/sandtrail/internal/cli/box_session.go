@@ -2,13 +2,11 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -29,12 +27,8 @@ type Sessions struct {
 }
 
 // sessionPath is that of a sandbox's sessions, or of what is below it.
-func sessionPath(name string, below ...string) string {
-	p := named.Box(name, "session")
-	for _, b := range below {
-		p += "/" + url.PathEscape(b)
-	}
-	return p
+func sessionPath(name string, parts ...string) string {
+	return below(named.Box(name, "session"), parts...)
 }
 
 // SessionCreate is `sandtrail session create`.
@@ -57,23 +51,7 @@ func (s *SessionCreate) Run(e *Env) error {
 	if err != nil {
 		return err
 	}
-	ctx, api, done, err := s.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodPost, Path: sessionPath(s.Name), Body: bytes.NewReader(body)})
-	if err != nil {
-		return err
-	}
-	return s.show(e.Stdout, answer, func(w io.Writer) error {
-		v := map[string]any{}
-		if err := json.Unmarshal(answer, &v); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(w, render.Clean(text(v, "session_id")))
-		return err
-	})
+	return s.made(e, &s.Format, callTimeout, named.Request{Method: http.MethodPost, Path: sessionPath(s.Name), Body: bytes.NewReader(body)}, "session_id")
 }
 
 // SessionList is `sandtrail session list`.
@@ -85,26 +63,8 @@ type SessionList struct {
 
 // Run lists them.
 func (s *SessionList) Run(e *Env) error {
-	ctx, api, done, err := s.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: sessionPath(s.Name)})
-	if err != nil {
-		return err
-	}
-	return s.show(e.Stdout, answer, func(w io.Writer) error {
-		var all struct{ Sessions []map[string]any }
-		if err := json.Unmarshal(answer, &all); err != nil {
-			return err
-		}
-		t := render.Table{Header: []string{"ID", "STATE", "CREATED"}}
-		for _, x := range all.Sessions {
-			t.Rows = append(t.Rows, []string{text(x, "session_id"), text(x, "state"), text(x, "created_at")})
-		}
-		return t.Write(w)
-	})
+	return s.listed(e, &s.Format, named.Request{Method: http.MethodGet, Path: sessionPath(s.Name)}, "sessions",
+		[]string{"ID", "STATE", "CREATED"}, columns("session_id", "state", "created_at"))
 }
 
 // SessionGet is `sandtrail session get`.
@@ -117,16 +77,8 @@ type SessionGet struct {
 
 // Run shows one.
 func (s *SessionGet) Run(e *Env) error {
-	ctx, api, done, err := s.connect(e, callTimeout)
-	if err != nil {
-		return err
-	}
-	defer done()
-	answer, err := api.Raw(ctx, named.Request{Method: http.MethodGet, Path: sessionPath(s.Name, s.ID)})
-	if err != nil {
-		return err
-	}
-	return s.show(e.Stdout, answer, func(w io.Writer) error {
+	call := named.Request{Method: http.MethodGet, Path: sessionPath(s.Name, s.ID)}
+	return s.answered(e, &s.Format, callTimeout, call, func(w io.Writer, answer []byte) error {
 		v := map[string]any{}
 		if err := json.Unmarshal(answer, &v); err != nil {
 			return err
@@ -160,13 +112,9 @@ func (s *SessionExec) Help() string {
 
 // Run runs a command.
 func (s *SessionExec) Run(e *Env) error {
-	command := strings.Join(s.Command, " ")
-	if command == "-" {
-		data, err := io.ReadAll(io.LimitReader(e.Stdin, maxSessionCommand+1))
-		if err != nil {
-			return fmt.Errorf("read stdin: %w", err)
-		}
-		command = string(data)
+	command, err := e.argument(strings.Join(s.Command, " "), maxSessionCommand)
+	if err != nil {
+		return err
 	}
 	switch {
 	case strings.TrimSpace(command) == "":
@@ -243,16 +191,5 @@ type SessionDelete struct {
 
 // Run ends them. Failures of some do not keep the others.
 func (s *SessionDelete) Run(e *Env) error {
-	return s.each(e, callTimeout, s.IDs, func(ctx context.Context, api *named.Client, id string) error {
-		gone := map[string]any{}
-		if err := api.JSON(ctx, http.MethodDelete, sessionPath(s.Name, id), nil, nil, &gone); err != nil {
-			return err
-		}
-		said := "ended"
-		if text(gone, "state") != "TERMINATED" {
-			said = "is being ended"
-		}
-		_, err := fmt.Fprintf(e.Stdout, "%s  %s\n", render.Clean(id), said)
-		return err
-	})
+	return s.ended(e, callTimeout, s.IDs, func(id string) string { return sessionPath(s.Name, id) }, "TERMINATED", "ended")
 }

@@ -1,10 +1,6 @@
 package cli_test
 
 import (
-	"encoding/json"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,24 +14,7 @@ const contextsPath = "/api/v1/sandboxes/box/toolbox/code-interpreter/"
 // interpreters answers calls by `METHOD PATH` below contextsPath, and keeps their bodies.
 func interpreters(t *testing.T, answers map[string]string) (bodies map[string]map[string]any) {
 	t.Helper()
-	bodies = map[string]map[string]any{}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		call := r.Method + " " + strings.TrimPrefix(r.URL.Path, contextsPath)
-		data, _ := io.ReadAll(r.Body)
-		v := map[string]any{}
-		_ = json.Unmarshal(data, &v)
-		bodies[call] = v
-		answer, ok := answers[call]
-		if !ok {
-			w.WriteHeader(http.StatusNotFound)
-			answer = `{"message":"m","error":{"code":"not_found","reason":"exec_not_found","message":"there is no context"}}`
-		}
-		_, _ = io.WriteString(w, answer)
-	}))
-	t.Cleanup(s.Close)
-	t.Setenv("SANDTRAIL_API_URL", s.URL)
-	t.Setenv("SANDTRAIL_CONFIG", filepath.Join(t.TempDir(), "none"))
-	return bodies
+	return below(t, "context", contextsPath, " ", answers)
 }
 
 func TestRunShowsWhatCodeComesTo(t *testing.T) {

@@ -12,12 +12,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sessionsAt answers calls by `METHOD PATH` below the sessions of a sandbox, and keeps their bodies.
+// sessionsAt answers calls by `METHOD/PATH` below the sessions of a sandbox, and keeps their bodies.
 func sessionsAt(t *testing.T, answers map[string]string) (bodies map[string]map[string]any) {
+	t.Helper()
+	return below(t, "session", "/api/v1/sandboxes/box/session", "", answers)
+}
+
+// below answers calls by their method, by and their path below base, and keeps their bodies. Others find no such thing.
+func below(t *testing.T, thing, base, by string, answers map[string]string) (bodies map[string]map[string]any) {
 	t.Helper()
 	bodies = map[string]map[string]any{}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		call := r.Method + strings.TrimPrefix(r.URL.EscapedPath(), "/api/v1/sandboxes/box/session")
+		call := r.Method + by + strings.TrimPrefix(r.URL.EscapedPath(), base)
 		data, _ := io.ReadAll(r.Body)
 		v := map[string]any{}
 		_ = json.Unmarshal(data, &v)
@@ -25,7 +31,7 @@ func sessionsAt(t *testing.T, answers map[string]string) (bodies map[string]map[
 		answer, ok := answers[call]
 		if !ok {
 			w.WriteHeader(http.StatusNotFound)
-			answer = `{"message":"m","error":{"code":"not_found","reason":"exec_not_found","message":"there is no session"}}`
+			answer = `{"message":"m","error":{"code":"not_found","reason":"exec_not_found","message":"there is no ` + thing + `"}}`
 		}
 		_, _ = io.WriteString(w, answer)
 	}))
