@@ -129,18 +129,21 @@ func leave(how string) {
 	time.Sleep(time.Hour)
 }
 
-// bomb starts itself again and again, each time in another session.
+// bomb starts itself again and again, each time in another session. Whoever is refused says so once: the last one that was started may
+// not live long enough for it.
 func bomb() {
 	signal.Ignore(syscall.SIGTERM)
-	for i := 0; ; i++ {
+	for told := false; ; {
 		_, err := syscall.ForkExec(os.Args[0], []string{os.Args[0], "bomb"}, &syscall.ProcAttr{
 			Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
 		})
-		if err != nil {
-			if i == 0 {
-				_, _ = os.Stdout.WriteString("full\n")
-			}
-			time.Sleep(10 * time.Millisecond)
+		if err == nil {
+			continue
 		}
+		if !told {
+			told = true
+			_, _ = os.Stdout.WriteString("full\n")
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
