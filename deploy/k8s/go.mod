@@ -21,6 +21,7 @@ require (
 	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
 	github.com/sandtrail/sandtrail/toolbox v0.0.0-00010101000000-000000000000
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/crypto/x509roots/fallback v0.0.0-20261030153154-30a33513ff6d
 	helm.sh/helm/v4 v4.3.1
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2

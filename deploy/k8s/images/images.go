@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
 // Program is what an image holds.
@@ -130,6 +132,9 @@ func assemble(p Program, o Options, program, bill []byte) (v1.Image, error) {
 		{"etc/", nil, 0o755},
 		{"etc/passwd", []byte("sandtrail:x:65532:65532::/:/nonexistent\n"), 0o644},
 		{"etc/group", []byte("sandtrail:x:65532:\n"), 0o644},
+		{"etc/ssl/", nil, 0o755},
+		{"etc/ssl/certs/", nil, 0o755},
+		{"etc/ssl/certs/ca-certificates.crt", authorities(), 0o644},
 		{"tmp/", nil, 0o1777},
 		{"usr/", nil, 0o755},
 		{"usr/bin/", nil, 0o755},
@@ -160,6 +165,18 @@ func assemble(p Program, o Options, program, bill []byte) (v1.Image, error) {
 		},
 	}
 	return mutate.ConfigFile(img, config)
+}
+
+// authorities are the public ones that Mozilla trusts, as of the version in go.mod, without those whose trust has an end that a list of
+// certificates cannot say. Programs call issuers of tokens, webhooks and ClickHouse by https.
+func authorities() []byte {
+	var out []byte
+	for root := range bundle.Roots() {
+		if root.Constraint == nil {
+			out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate})...)
+		}
+	}
+	return out
 }
 
 // epoch is the time of everything in an image.

@@ -3,7 +3,9 @@ package images_test
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"io"
 	"net/http/httptest"
@@ -83,6 +85,7 @@ func TestTheSameSourcesGiveTheSameImageWhereverTheyAre(t *testing.T) {
 	require.Equal(t, bill, data["usr/share/sbom/sandtrail-toolbox.cdx.json"])
 	require.False(t, bytes.Contains(data["usr/bin/sandtrail-agent"], []byte(mustAbs(t, root))), "it names no path of this machine")
 	checkBill(t, bill)
+	trusts(t, data["etc/ssl/certs/ca-certificates.crt"])
 	pushes(t, here)
 }
 
@@ -119,6 +122,23 @@ func mustAbs(t *testing.T, path string) string {
 	abs, err := filepath.Abs(path)
 	require.NoError(t, err)
 	return abs + "/"
+}
+
+// trusts looks whether public authorities can be read where Go and others look for them.
+func trusts(t *testing.T, authorities []byte) {
+	t.Helper()
+	names := map[string]bool{}
+	for rest := authorities; len(rest) > 0; {
+		var block *pem.Block
+		block, rest = pem.Decode(rest)
+		require.NotNil(t, block)
+		c, err := x509.ParseCertificate(block.Bytes)
+		require.NoError(t, err)
+		require.True(t, c.IsCA)
+		names[c.Subject.CommonName] = true
+	}
+	require.Greater(t, len(names), 80)
+	require.Contains(t, names, "ISRG Root X1")
 }
 
 func checkBill(t *testing.T, bill []byte) {

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,7 +46,13 @@ var installations = map[string]values{
 			"gatewayFrom": []any{values{"namespaceSelector": values{"matchLabels": values{"name": "agents"}}}},
 			"metricsFrom": []any{values{"namespaceSelector": values{"matchLabels": values{"name": "observability"}}}},
 		},
-		"gateway": values{"service": values{"type": "LoadBalancer", "annotations": values{"a": "b"}}},
+		"gateway": values{
+			"service": values{"type": "LoadBalancer", "annotations": values{"a": "b"}}, "tls": values{"secret": "api.example.com"},
+			"jwt": values{
+				"jwksURL": "https://issuer.example.com:8443/keys", "issuer": "https://issuer.example.com", "audience": "sandtrail", "tenantClaim": "/org/id",
+				"tenants": values{"17": "acme"}, "scopes": values{"developer": "create+execute"}, "authority": "issuers",
+			},
+		},
 	},
 	"a NATS that is there": {
 		"nats": values{"enabled": false, "url": "tls://nats.example.com:4443", "tls": values{"secret": "nats-tls"}}, "worker": values{"name": "eu-1", "region": "eu"},
@@ -194,6 +201,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"schedule":               {"gc": values{"schedule": "now"}},
 		"no replicas":            {"gateway": values{"replicas": 0}},
 		"level":                  {"logLevel": "trace"},
+		"keys in clear":          {"gateway": values{"jwt": values{"jwksURL": "http://issuer/keys", "issuer": "i", "audience": "a"}}},
+		"a password for keys":    {"gateway": values{"jwt": values{"jwksURL": "https://user:secret@issuer/keys", "issuer": "i", "audience": "a"}}},
+		"tokens for anybody":     {"gateway": values{"jwt": values{"jwksURL": "https://issuer/keys", "issuer": "i"}}},
+		"two claims in one":      {"gateway": values{"jwt": values{"tenants": values{"a;b": "acme"}}}},
 		"a quantity":             {"nats": values{"storage": values{"size": "much"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,6 +218,51 @@ func TestNotesSayWhatIsMissing(t *testing.T) {
 	require.Contains(t, rendered(t, nil).Notes, "sandtrail secrets --namespace services --name sandtrail")
 	require.NotContains(t, rendered(t, nil).Notes, "NATS is one server")
 	require.Contains(t, rendered(t, installations["small"]).Notes, "NATS is one server")
+}
+
+func TestTheGatewayEndsTLSAndReachesTheIssuerOfTokens(t *testing.T) {
+	var policy *networkingv1.NetworkPolicy
+	var service *corev1.Service
+	all := rendered(t, installations["everything"]).Objects
+	for _, o := range all {
+		switch x := typed(t, o).(type) {
+		case *networkingv1.NetworkPolicy:
+			if strings.HasSuffix(x.Name, "-gateway") {
+				policy = x
+			}
+		case *corev1.Service:
+			if strings.HasSuffix(x.Name, "-gateway") {
+				service = x
+			}
+		}
+	}
+	require.EqualValues(t, 8443, policy.Spec.Egress[0].Ports[0].Port.IntVal)
+	for _, port := range service.Spec.Ports {
+		require.Equal(t, "https", *port.AppProtocol, port.Name)
+	}
+	for _, p := range pods(t, all) {
+		held := map[string]string{}
+		for _, v := range p.spec.Volumes {
+			if v.Secret != nil {
+				held[v.Secret.SecretName] = v.Name
+			}
+		}
+		_, shows := held["api.example.com"]
+		require.Equal(t, p.name == "gateway", shows, "%s", p.name)
+		if !shows {
+			continue
+		}
+		c := p.spec.Containers[0]
+		for _, arg := range []string{
+			"--tls-cert=/secrets/tls/tls.crt", "--tls-key=/secrets/tls/tls.key", "--jwks-url=https://issuer.example.com:8443/keys",
+			"--jwt-issuer=https://issuer.example.com", "--jwt-audience=sandtrail", "--jwt-skew=30s", "--jwt-tenant-claim=/org/id", "--jwt-scope-claim=scope",
+			"--jwt-tenants=17=acme", "--jwt-scopes=developer=create+execute",
+		} {
+			require.Contains(t, c.Args, arg)
+		}
+		require.Contains(t, c.Env, corev1.EnvVar{Name: "SSL_CERT_DIR", Value: "/authority"})
+		require.NotEqual(t, corev1.URISchemeHTTPS, c.ReadinessProbe.HTTPGet.Scheme, "health has an address of its own, in clear")
+	}
 }
 
 func TestEachImageIsOneThatIsBuilt(t *testing.T) {

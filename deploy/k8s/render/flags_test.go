@@ -88,7 +88,7 @@ func write(t *testing.T, path string, data []byte) {
 	require.NoError(t, os.WriteFile(path, data, 0o600))
 }
 
-// agents makes what callers of agents hold.
+// agents makes what callers of agents hold, and a certificate for the gateway.
 func agents(t *testing.T, dir string) {
 	t.Helper()
 	authority, err := credentials.NewAuthority(time.Hour)
@@ -98,6 +98,8 @@ func agents(t *testing.T, dir string) {
 	write(t, filepath.Join(dir, "agent-ca", "ca.crt"), authority.Cert)
 	write(t, filepath.Join(dir, "agent", "tls.crt"), pair.Cert)
 	write(t, filepath.Join(dir, "agent", "tls.key"), pair.Key)
+	write(t, filepath.Join(dir, "tls", "tls.crt"), pair.Cert)
+	write(t, filepath.Join(dir, "tls", "tls.key"), pair.Key)
 }
 
 func clusterFile(t *testing.T, all []unstructured.Unstructured) []byte {

@@ -1,6 +1,7 @@
 {{/*
 A process of Sandtrail as a pod: (dict "root" $ "role" ROLE "image" IMAGE "args" LIST "resources" MAP), and where it has them "health"
-(port of health and metrics), "ports", "secrets" (map of mount to the rest of a secret's name), "env", "account" and "state".
+(port of health and metrics), "ports", "secrets" (map of mount to the rest of a secret's name), "env", "account" and "state"; "tls" is a secret
+with the certificate that it shows, "authority" a ConfigMap with one that it trusts beside the public ones, both by their whole names.
 The role says whose nkey it holds: each pod mounts its own secrets only.
 */}}
 {{- define "sandtrail.pod" -}}
@@ -10,6 +11,8 @@ The role says whose nkey it holds: each pod mounts its own secrets only.
 {{- $secrets := get . "secrets" | default dict -}}
 {{- $state := get . "state" -}}
 {{- $config := get . "config" -}}
+{{- $tls := get . "tls" -}}
+{{- $authority := get . "authority" -}}
 {{- $prefix := $root.Values.secrets.prefix -}}
 serviceAccountName: {{ $account | default (printf "%s-%s" (include "sandtrail.name" $root) "services") }}
 automountServiceAccountToken: {{ ne $account "" }}
@@ -55,6 +58,9 @@ containers:
       {{- if $root.Values.otlpEndpoint }}
       - {name: SANDTRAIL_OTLP_ENDPOINT, value: {{ $root.Values.otlpEndpoint | quote }}}
       {{- end }}
+      {{- if $authority }}
+      - {name: SSL_CERT_DIR, value: /authority}
+      {{- end }}
       {{- range (get . "env" | default list) }}
       - {{ toYaml . | nindent 8 | trim }}
       {{- end }}
@@ -90,6 +96,12 @@ containers:
       {{- range $mount, $secret := $secrets }}
       - {name: {{ $mount }}, mountPath: /secrets/{{ $mount }}, readOnly: true}
       {{- end }}
+      {{- if $tls }}
+      - {name: tls, mountPath: /secrets/tls, readOnly: true}
+      {{- end }}
+      {{- if $authority }}
+      - {name: authority, mountPath: /authority, readOnly: true}
+      {{- end }}
       {{- if $config }}
       - {name: config, mountPath: /config, readOnly: true}
       {{- end }}
@@ -114,6 +126,19 @@ volumes:
     secret:
       secretName: {{ $prefix }}-{{ $secret }}
       defaultMode: 0440
+  {{- end }}
+  {{- if $tls }}
+  - name: tls
+    secret:
+      secretName: {{ $tls }}
+      defaultMode: 0440
+      items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+  {{- end }}
+  {{- if $authority }}
+  - name: authority
+    configMap:
+      name: {{ $authority }}
+      items: [{key: ca.crt, path: ca.crt}]
   {{- end }}
   {{- if $config }}
   - name: config
