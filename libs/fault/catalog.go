@@ -113,6 +113,12 @@ var catalog = []Entry{
 		"the tenant has no such webhook, or it was deleted", "list them: `sandtrail webhook ls`",
 	},
 	{
+		ReasonSubscriberNotFound,
+		[]Code{NotFound},
+		RetryNever,
+		"there is no subscriber of this name", "list them: `sandtrail subscriber ls`",
+	},
+	{
 		ReasonUndelivered,
 		[]Code{Unavailable},
 		RetryLater,
@@ -177,7 +183,7 @@ var catalog = []Entry{
 		ReasonNameTaken,
 		[]Code{Conflict},
 		RetryNever,
-		"another sandbox of the tenant has the name", "delete it first, or take another name",
+		"another sandbox of the tenant has the name, or another subscriber", "delete it first, or take another name",
 	},
 	{
 		ReasonJobNotFound,

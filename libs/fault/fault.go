@@ -78,6 +78,7 @@ const (
 	ReasonTenantMismatch     Reason = "tenant_mismatch"
 	ReasonTenantNotFound     Reason = "tenant_not_found"
 	ReasonWebhookNotFound    Reason = "webhook_not_found"
+	ReasonSubscriberNotFound Reason = "subscriber_not_found"
 	ReasonUndelivered        Reason = "undelivered"
 	ReasonKeyNotFound        Reason = "key_not_found"
 	ReasonScope              Reason = "scope_missing"

@@ -21,8 +21,29 @@ func ValidNkey(s string) bool { return nkeys.IsValidPublicUserKey(s) }
 
 // Authorization renders users as the authorization block of a NATS server's configuration.
 func Authorization(users ...User) (string, error) {
+	list, err := userList(users)
+	return "authorization {\n" + list + "}\n", err
+}
+
+// Accounts renders the same with accounts: that of the services, which holds the log, and one for each subscriber. It takes the place of
+// the authorization block. A log that was made without accounts is in none of them.
+func Accounts(services string, users []User, subscribers ...Subscriber) (string, error) {
+	var exports, accounts strings.Builder
+	list, err := userList(users)
+	errs := []error{err}
+	for _, s := range subscribers {
+		shown, err := s.Exports()
+		account, other := s.Account(services)
+		errs = append(errs, err, other)
+		exports.WriteString(shown)
+		accounts.WriteString(account)
+	}
+	return "accounts {\n" + services + " {\n  jetstream: enabled\n" + list + "  exports = [\n" + exports.String() + "  ]\n}\n" + accounts.String() + "}\n", errors.Join(errs...)
+}
+
+func userList(users []User) (string, error) {
 	var out strings.Builder
-	out.WriteString("authorization {\n  users = [\n")
+	out.WriteString("  users = [\n")
 	for _, u := range users {
 		if !ValidNkey(u.Nkey) && !variable(u.Nkey) {
 			return "", errors.New("an nkey is neither the public key of a user nor a variable")
@@ -34,7 +55,7 @@ func Authorization(users ...User) (string, error) {
 		list(&out, "allow", u.Subscribe)
 		out.WriteString("        }\n      }\n    }\n")
 	}
-	out.WriteString("  ]\n}\n")
+	out.WriteString("  ]\n")
 	return out.String(), nil
 }
 

@@ -56,6 +56,9 @@ func CheckpointWebhook(id string) string { return "webhook." + id }
 // ConsumerWebhook names an endpoint in dead letters; no consumer has this name.
 func ConsumerWebhook(id string) string { return "webhook-" + id }
 
+// ConsumerSubscriber is the consumer of somebody outside who reads the events of one tenant with a client of NATS.
+func ConsumerSubscriber(name string) string { return "subscriber-" + name }
+
 // LeaseRebuild is the entry of BucketLease of whoever makes the rows of usage anew.
 const LeaseRebuild = "rebuild.usage"
 

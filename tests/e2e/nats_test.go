@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/tests/e2e/stack"
 )
 
@@ -68,7 +72,22 @@ func TestDocumentedNATSCommandsAnswerTheirQuestions(t *testing.T) {
 		"8":  {"acme." + id},
 		"9":  {"local"},
 		"10": {"Messages: 0"},
+		"11": {"exec-settle-v1", "Unprocessed", "Ack Pending"},
+		"12": {"Acknowledgment Floor", "Redelivered Messages: 0"},
+		"13": {"Sandtrail-Type: sandtrail.events.v1."},
+		"14": {"evt.acme.", "Sandtrail-Digest", "Acknowledged message"},
 	}
+	nc, err := nats.Connect(s.NATS)
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	require.NoError(t, err)
+	_, err = js.CreateConsumer(t.Context(), topology.StreamEvents, topology.Subscriber("billing", "acme", 0))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		// Others look at the consumers of the same server.
+		require.NoError(t, js.DeleteConsumer(context.Background(), topology.StreamEvents, topology.ConsumerSubscriber("billing")))
+	})
 	commands := documented(t)
 	require.Len(t, commands, len(want))
 	env := append(os.Environ(), "NATS_URL="+s.NATS, "TENANT=acme", "SANDBOX="+id, "EXEC="+done.ID, "TERM=xterm", "NO_COLOR=1", "HOME="+t.TempDir(),

@@ -11,8 +11,14 @@ import (
 	"github.com/sandtrail/sandtrail/libs/permission"
 )
 
-// workerPlaceholder stands for the name of the worker in what is generated; the chart puts its value there.
-const workerPlaceholder = "NAME-OF-THE-WORKER"
+// Placeholders stand in what is generated for values that the chart puts there.
+const (
+	workerPlaceholder  = "NAME-OF-THE-WORKER"
+	accountPlaceholder = "ACCOUNT-OF-THE-SERVICES"
+)
+
+// subscriberPlaceholder is a subscriber all of whom the chart puts there.
+var subscriberPlaceholder = permission.Subscriber{Name: "NAME-OF-THE-SUBSCRIBER", Tenant: "TENANT-OF-THE-SUBSCRIBER", Nkey: "$NKEY_OF_THE_SUBSCRIBER"}
 
 // Generated are the files below deploy/k8s that are made from code, by path. `make deploy` writes them; a test compares.
 func Generated(dir string) (map[string][]byte, error) {
@@ -20,7 +26,13 @@ func Generated(dir string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := map[string][]byte{"chart/files/authorization.conf": []byte(authorization)}
+	exports, account, err := Subscriber()
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{
+		"chart/files/authorization.conf": []byte(authorization), "chart/files/subscriber-exports.conf": []byte(exports), "chart/files/subscriber-account.conf": []byte(account),
+	}
 	rendered, err := Chart(filepath.Join(dir, "chart"), Release{Name: "sandtrail", Namespace: "sandtrail"}, nil)
 	if err != nil {
 		return nil, err
@@ -87,4 +99,13 @@ func Authorization() (string, error) {
 		users = append(users, permission.User{Nkey: "$SANDTRAIL_NKEY_" + strings.ToUpper(string(r)), Rules: rules})
 	}
 	return permission.Authorization(users...)
+}
+
+// Subscriber is what the NATS server's configuration has for each subscriber: exports of the services' account, and an account.
+func Subscriber() (exports, account string, err error) {
+	if exports, err = subscriberPlaceholder.Exports(); err != nil {
+		return "", "", err
+	}
+	account, err = subscriberPlaceholder.Account(accountPlaceholder)
+	return exports, account, err
 }

@@ -83,6 +83,48 @@ func TestNATSGetsTheRulesOfEachRole(t *testing.T) {
 	require.Equal(t, "0e9-_AbC", password)
 }
 
+// With an account the services have the same rights as without, and each subscriber an account with one user.
+func TestSubscribersHaveAccountsOfTheirOwn(t *testing.T) {
+	public := func() string {
+		pair, err := nkeys.CreateUser()
+		require.NoError(t, err)
+		key, err := pair.PublicKey()
+		require.NoError(t, err)
+		return key
+	}
+	acme, rival := public(), public()
+	o, keys := configured(t, values{"worker": values{"name": "eu-1"}, "nats": values{"replicas": 1, "account": "SANDTRAIL", "subscribers": []any{
+		values{"name": "billing", "tenant": "acme", "nkey": acme}, values{"name": "rivals", "tenant": "rival", "nkey": rival},
+	}}})
+	require.Len(t, o.Nkeys, len(permission.Roles())+2)
+	for _, u := range o.Nkeys {
+		switch u.Nkey {
+		case acme:
+			require.Equal(t, "subscriber-billing", u.Account.Name)
+		case rival:
+			require.Equal(t, "subscriber-rivals", u.Account.Name)
+		default:
+			require.Equal(t, "SANDTRAIL", u.Account.Name)
+			rules, err := permission.Of(keys[u.Nkey], "eu-1")
+			require.NoError(t, err)
+			require.ElementsMatch(t, rules.Publish, u.Permissions.Publish.Allow)
+			require.ElementsMatch(t, rules.Subscribe, u.Permissions.Subscribe.Allow)
+		}
+	}
+	o.Host, o.Port, o.HTTPPort, o.NoLog, o.NoSigs = "127.0.0.1", -1, 0, true, true
+	s, err := server.NewServer(o)
+	require.NoError(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	require.True(t, s.ReadyForConnections(30*time.Second), "the server takes it")
+	account, err := s.LookupAccount("SANDTRAIL")
+	require.NoError(t, err)
+	require.True(t, account.JetStreamEnabled())
+	account, err = s.LookupAccount("subscriber-billing")
+	require.NoError(t, err)
+	require.False(t, account.JetStreamEnabled())
+}
+
 func TestOneServerFlushesBeforeItAcknowledges(t *testing.T) {
 	o, _ := configured(t, installations["small"])
 	require.True(t, o.SyncAlways)

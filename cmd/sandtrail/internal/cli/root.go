@@ -67,13 +67,14 @@ type Root struct {
 	Usage  Usage  `cmd:"" group:"History" help:"Show what was used."`
 	Audit  Audit  `cmd:"" group:"History" help:"Check that the log is what was recorded, export it, and prove single events."`
 
-	Tenant   Tenant   `cmd:"" group:"Operation" help:"Look after tenants."`
-	Key      Key      `cmd:"" group:"Operation" help:"Look after tenants' API keys."`
-	Webhook  Webhook  `cmd:"" group:"Operation" help:"Have events of tenants sent to URLs."`
-	Quota    Quota    `cmd:"" group:"Operation" help:"Look after what tenants may use at once."`
-	DLQ      DLQ      `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
-	Topology Topology `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
-	Secrets  Secrets  `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`
+	Tenant     Tenant     `cmd:"" group:"Operation" help:"Look after tenants."`
+	Key        Key        `cmd:"" group:"Operation" help:"Look after tenants' API keys."`
+	Webhook    Webhook    `cmd:"" group:"Operation" help:"Have events of tenants sent to URLs."`
+	Subscriber Subscriber `cmd:"" group:"Operation" help:"Let others read a tenant's events with clients of NATS."`
+	Quota      Quota      `cmd:"" group:"Operation" help:"Look after what tenants may use at once."`
+	DLQ        DLQ        `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
+	Topology   Topology   `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
+	Secrets    Secrets    `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`
 
 	Completion Completion `cmd:"" group:"This program" help:"Print a script that completes commands in your shell."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`
