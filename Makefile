@@ -29,6 +29,9 @@ install: build ## Install sandtrail below PREFIX=/usr/local, also under the name
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BIN)/sandtrail $(DESTDIR)$(PREFIX)/bin/sandtrail
 	ln -sf sandtrail $(DESTDIR)$(PREFIX)/bin/sandrpod-cli
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(BIN)/sandtrail manual > $(DESTDIR)$(PREFIX)/share/man/man1/sandtrail.1
+	ln -sf sandtrail.1 $(DESTDIR)$(PREFIX)/share/man/man1/sandrpod-cli.1
 
 .PHONY: up
 up: build ## Set up what is missing and serve on localhost:50051
@@ -121,6 +124,11 @@ breaking: ## Compare the contracts with those of main
 .PHONY: generate
 generate: ## Make proto/gen/go anew (slow the first time: buf is built from source)
 	cd proto && GOWORK=off $(GO) tool -modfile=../tools/go.mod buf generate
+
+.PHONY: reference
+reference: ## Make docs/reference anew from the code: commands, errors
+	$(GO) run ./cmd/sandtrail manual --format markdown > docs/reference/commands.md.new && mv docs/reference/commands.md.new docs/reference/commands.md
+	$(GO) generate ./libs/fault
 
 .PHONY: images
 images: ## Build container images into dist without a Docker daemon (IMAGES="--registry R --tag T --push")

@@ -78,6 +78,7 @@ type Root struct {
 
 	Completion Completion `cmd:"" group:"This program" help:"Print a script that completes commands in your shell."`
 	Version    Version    `cmd:"" group:"This program" help:"Print the version."`
+	Manual     Manual     `cmd:"" group:"This program" help:"Print the manual of every command."`
 	Help       Help       `cmd:"" group:"This program" help:"Explain a command."`
 	Complete   Complete   `cmd:"" name:"__complete" hidden:"" help:"Used by completion scripts."`
 }
@@ -121,11 +122,13 @@ func Main(args []string, e Env) (code int) {
 	return ExitOK
 }
 
-func parser(root *Root, e *Env) (*kong.Kong, error) {
+func parser(root *Root, e *Env) (*kong.Kong, error) { return parserWith(root, e, defaultState()) }
+
+func parserWith(root *Root, e *Env, state string) (*kong.Kong, error) {
 	return kong.New(root,
 		kong.Name("sandtrail"), kong.Description(description), kong.Writers(e.Stdout, e.Stderr), kong.Bind(e),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 120}),
-		kong.Vars{"state": defaultState()},
+		kong.Vars{"state": state},
 		kong.Exit(func(code int) { panic(exited(code)) }),
 	)
 }
