@@ -277,6 +277,12 @@ var catalog = []Entry{
 		"a limit of the tenant, the worker or the sandbox is reached; the message names it, and `quota` does where it is the tenant's", "end something, wait, or have it raised: `sandtrail quota set`",
 	},
 	{
+		ReasonBudgetExhausted,
+		[]Code{ResourceExhausted},
+		RetryLater,
+		"the month of the tenant costs as much as its budget allows, and that refuses new work", "wait until the time in the answer, or have the budget raised or removed: `sandtrail budget set`",
+	},
+	{
 		ReasonUnschedulable,
 		[]Code{ResourceExhausted, FailedPrecondition},
 		RetryLater,

@@ -54,6 +54,7 @@ const (
 	ReasonStartDeadline      Reason = "start_deadline"
 	ReasonNoWorker           Reason = "no_worker"
 	ReasonQuota              Reason = "quota"
+	ReasonBudgetExhausted    Reason = "budget_exhausted"
 	ReasonUnschedulable      Reason = "unschedulable"
 	ReasonClusterRefused     Reason = "cluster_refused"
 	ReasonVolumeFailed       Reason = "volume_failed"

@@ -22,6 +22,15 @@ type Key struct {
 // Windows are quantities by hour, none of them zero.
 type Windows map[Key]uint64
 
+// Add takes the hours of a span in.
+func (w Windows) Add(tenant, sandbox, session string, s Span) {
+	s.hours(func(hour int64, m Meter, quantity uint64) {
+		if quantity > 0 {
+			w[Key{tenant, sandbox, session, m, hour}] += quantity
+		}
+	})
+}
+
 // Total adds the quantities of each meter of a tenant up.
 func (w Windows) Total(tenant string) map[Meter]uint64 {
 	all := map[Meter]uint64{}

@@ -32,8 +32,14 @@ type Line struct {
 }
 
 // Invoice prices windows. What has no price costs nothing and makes no line.
-func Invoice(w Windows, prices []Price) map[LineKey]Line {
+func Invoice(w Windows, prices []Price) map[LineKey]Line { return Extend(nil, w, prices) }
+
+// Extend is Invoice of windows that come on top of lines: each amount is rounded once, as if all of it had been priced together.
+func Extend(lines []Line, w Windows, prices []Price) map[LineKey]Line {
 	all := map[LineKey]Line{}
+	for _, l := range lines {
+		all[LineKey{l.Tenant, l.Month, l.Price}] = l
+	}
 	for k, v := range w {
 		p, ok := priced(k, prices)
 		if !ok {
@@ -52,6 +58,17 @@ func Invoice(w Windows, prices []Price) map[LineKey]Line {
 		all[key] = l
 	}
 	return all
+}
+
+// Cost adds the lines of a tenant's month in a currency up. month is its first millisecond, in Unix milliseconds.
+func Cost(lines map[LineKey]Line, tenant string, month int64, currency string) *big.Int {
+	sum := new(big.Int)
+	for k, l := range lines {
+		if k.Tenant == tenant && k.Month == month && k.Price.Currency == currency {
+			sum.Add(sum, l.Nanos)
+		}
+	}
+	return sum
 }
 
 // LineKey names a line.

@@ -153,6 +153,7 @@ func usage(b *builder) {
 	b.read(topology.StreamEvents)
 	b.feed()
 	b.subscribe(subject.Usage())
+	b.publish(subject.AllTenants()) // budgets that are reached
 	b.answer(Gateway)
 	b.projection(topology.CheckpointUsage)
 	b.publish(api("CONSUMER.DELETE." + topology.StreamEvents + "." + topology.RetiredUsage))

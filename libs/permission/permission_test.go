@@ -112,7 +112,7 @@ func acts() []act {
 		pub("forge what happened to a sandbox", subject.Sandbox("acme", "s").Subject(), scheduler, host),
 		pub("forge the end of an exec", subject.Exec("acme", "s", "x").Subject(), exec),
 		pub("forge the end of a workspace", subject.Workspace("acme", "s").Subject(), host),
-		pub("make a tenant's key", subject.Tenant("acme").Subject(), gateway, operator),
+		pub("change a tenant: its keys, quotas and budget", subject.Tenant("acme").Subject(), gateway, usage, operator),
 		pub("forge what was decided about a letter", subject.Letter("acme", "l").Subject(), operator),
 		pub("sign the log", subject.Log("l").Subject(), gc),
 		pub("forge the record of a call", subject.Call("acme"), gateway),

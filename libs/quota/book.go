@@ -17,7 +17,7 @@ const (
 	bookMost = 4096
 )
 
-// Book says what tenants may use: their own quotas by the log, the deployment's for the rest.
+// Book says what tenants may use: their own quotas by the log, the deployment's for the rest; and whether their budgets let them.
 type Book struct {
 	log        eventlog.Log
 	deployment tenant.Quotas
@@ -28,9 +28,10 @@ type Book struct {
 }
 
 type page struct {
-	own tenant.Quotas
-	seq uint64
-	at  time.Time
+	own    tenant.Quotas
+	budget tenant.Budget
+	seq    uint64
+	at     time.Time
 }
 
 // NewBook reads from a log. deployment are the quotas of tenants that have none of their own.
@@ -46,15 +47,31 @@ func (b *Book) Of(ctx context.Context, id string) (tenant.Quotas, error) {
 
 // Both are a tenant's own quotas, and with the deployment's those that hold.
 func (b *Book) Both(ctx context.Context, id string) (own, all tenant.Quotas, err error) {
+	p, err := b.page(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	return p.own, p.own.Over(b.deployment), nil
+}
+
+// Admit refuses new work of a tenant whose budget is used up: fault.ResourceExhausted, ReasonBudgetExhausted. What the log says of it is two
+// seconds old at most; that the month is over the clock of this host says. Any other error is that of the log.
+func (b *Book) Admit(ctx context.Context, id string) error {
+	p, err := b.page(ctx, id)
+	if err != nil {
+		return err
+	}
+	return p.budget.Admit(id, b.now())
+}
+
+func (b *Book) page(ctx context.Context, id string) (page, error) {
 	b.mu.Lock()
 	p, known := b.pages[id]
 	b.mu.Unlock()
-	if !known || b.now().Sub(p.at) >= current {
-		if p, err = b.read(ctx, id, p); err != nil {
-			return nil, nil, err
-		}
+	if known && b.now().Sub(p.at) < current {
+		return p, nil
 	}
-	return p.own, p.own.Over(b.deployment), nil
+	return b.read(ctx, id, p)
 }
 
 // read asks the leader of the log whether anything is new, and loads it then.
@@ -72,7 +89,8 @@ func (b *Book) read(ctx context.Context, id string, p page) (page, error) {
 			if err != nil {
 				return p, err
 			}
-			p.own, p.seq = tenant.Fold(h).Quotas, h.Tail().Seq
+			t := tenant.Fold(h)
+			p.own, p.budget, p.seq = t.Quotas, t.Budget, h.Tail().Seq
 		}
 	}
 	p.at = asked

@@ -188,6 +188,7 @@ var stories = []struct{ agg, events, state string }{
 	{"exec", "ExecRequested+key ExecStarted+key ExecLost", "lost"},
 	{"exec", "ExecRequested+terminal ExecStarted+terminal ExecResized ExecCompleted", "completed"},
 	{"tenant", "TenantCreated KeyCreated KeyRevoked QuotaSet", "created"},
+	{"tenant", "TenantCreated QuotaSet BudgetSet BudgetReached BudgetRemoved", "created"},
 	{"webhook", "WebhookCreated WebhookRotated WebhookReplayRequested WebhookTestRequested WebhookTested WebhookDisabled WebhookDeleted", "deleted"},
 	{"workspace", "WorkspaceReleased WorkspaceDeleted", "deleted"},
 	{"letter", "LetterRedriven", "redriven"},

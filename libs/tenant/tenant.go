@@ -1,4 +1,4 @@
-// Package tenant decides about tenants, their API keys and their quotas, and says from their events which there are. It is pure but for NewSecret:
+// Package tenant decides about tenants, their API keys, quotas and budgets, and says from their events which there are. It is pure but for NewSecret:
 // time and ids come in with the commands. A command that has been carried out already decides nothing and is no error.
 package tenant
 
@@ -35,6 +35,7 @@ type Tenant struct {
 	Keys []Key
 	// Quotas are its own limits; for the others the deployment's hold.
 	Quotas Quotas
+	Budget Budget
 	// Seq is the stream sequence of its last event.
 	Seq uint64
 }
@@ -90,6 +91,8 @@ func (t Tenant) Evolve(e envelope.Recorded) Tenant {
 		}
 	case *eventsv1.QuotaSet:
 		t.Quotas = quotasOf(b)
+	case *eventsv1.BudgetSet, *eventsv1.BudgetRemoved, *eventsv1.BudgetReached:
+		t.Budget = t.Budget.evolve(e)
 	}
 	return t
 }

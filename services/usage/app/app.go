@@ -16,7 +16,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/pause"
+	"github.com/sandtrail/sandtrail/services/usage/internal/budget"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 	"github.com/sandtrail/sandtrail/services/usage/internal/engine"
 	"github.com/sandtrail/sandtrail/services/usage/internal/project"
@@ -102,6 +104,7 @@ type App struct {
 	nc        *nats.Conn
 	log       *slog.Logger
 	rollups   *rollups
+	budgets   *budget.Keeper
 	rollEvery time.Duration
 }
 
@@ -147,6 +150,7 @@ func (a *App) open(ctx context.Context, c Config, d Deps) error {
 	if a.rollups, err = newRollups(d.Registerer); err != nil {
 		return err
 	}
+	a.budgets = budget.New(d.JS, jslog.New(d.JS), costs{a.conn}, time.Now)
 	a.projector, err = project.New(ctx, project.Config{JS: d.JS, Sink: a.conn, Log: d.Log, Registerer: d.Registerer, Tracer: d.Tracer})
 	return err
 }

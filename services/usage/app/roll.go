@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sandtrail/sandtrail/services/usage/internal/budget"
 	"github.com/sandtrail/sandtrail/services/usage/internal/clickhouse"
 )
 
@@ -22,6 +23,8 @@ type rollups struct {
 	seconds  prometheus.Histogram
 	seq      prometheus.Gauge
 	behind   prometheus.Gauge
+	// budgets counts failed looks at budgets.
+	budgets prometheus.Counter
 	// done is when a pass succeeded last, or the service began.
 	done time.Time
 }
@@ -43,7 +46,10 @@ func newRollups(r prometheus.Registerer) (*rollups, error) {
 	m.behind = prometheus.NewGauge(prometheus.GaugeOpts{
 		Namespace: ns, Subsystem: sub, Name: "rollup_behind_seconds", Help: "Since when this service has tried in vain to add hours up; 0 when it has not.",
 	})
-	for _, c := range []prometheus.Collector{m.failures, m.seconds, m.seq, m.behind} {
+	m.budgets = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: ns, Subsystem: sub, Name: "budget_failures_total", Help: "Passes in which the budget of some tenant could not be looked at; what it reaches is recorded later then.",
+	})
+	for _, c := range []prometheus.Collector{m.failures, m.seconds, m.seq, m.behind, m.budgets} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -93,5 +99,10 @@ func (a *App) rollOnce(ctx context.Context) error {
 	}
 	a.rollups.seconds.Observe(time.Since(start).Seconds())
 	a.rollups.seq.Set(float64(p.Seq))
+	// Budgets that cannot be looked at do not make hours late.
+	if err := a.budgets.Pass(ctx, budget.Position{Life: p.Life, Seq: p.Seq, At: p.At}); err != nil && ctx.Err() == nil {
+		a.rollups.budgets.Inc()
+		a.log.WarnContext(ctx, "cannot look at all budgets, trying again", "error", err)
+	}
 	return nil
 }

@@ -72,6 +72,7 @@ type Root struct {
 	Webhook    Webhook    `cmd:"" group:"Operation" help:"Have events of tenants sent to URLs."`
 	Subscriber Subscriber `cmd:"" group:"Operation" help:"Let others read a tenant's events with clients of NATS."`
 	Quota      Quota      `cmd:"" group:"Operation" help:"Look after what tenants may use at once."`
+	Budget     Budget     `cmd:"" group:"Operation" help:"Look after what tenants' months may cost."`
 	DLQ        DLQ        `cmd:"" name:"dlq" group:"Operation" help:"Look after messages that could not be handled."`
 	Topology   Topology   `cmd:"" group:"Operation" help:"Compare the NATS server with the streams, buckets and consumers that should be there."`
 	Secrets    Secrets    `cmd:"" group:"Operation" help:"Print the secrets of an installation in Kubernetes, made anew."`

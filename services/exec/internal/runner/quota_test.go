@@ -2,11 +2,13 @@ package runner
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/quota"
 	tenants "github.com/sandtrail/sandtrail/libs/tenant"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -16,6 +18,19 @@ import (
 type held tenants.Quotas
 
 func (h held) Of(context.Context, string) (tenants.Quotas, error) { return tenants.Quotas(h), nil }
+
+// allowance are quotas, and a budget that may be used up.
+type allowance struct {
+	held
+	poor *atomic.Bool
+}
+
+func (a allowance) Admit(context.Context, string) error {
+	if !a.poor.Load() {
+		return nil
+	}
+	return fault.New(fault.ResourceExhausted, fault.ReasonBudgetExhausted, "the budget is used up").WithRetry(time.Hour)
+}
 
 // bounded is a service that holds the tenant to quotas.
 func (r *rig) bounded(q tenants.Quotas) *service {
@@ -69,6 +84,33 @@ func TestAnExecThatHasBegunIsNeverRefused(t *testing.T) {
 	m.Attempt = 2
 	require.NoError(t, s.runner.Handle(r.t.Context(), m))
 	require.Equal(t, "execs", y.outcome().GetError().GetQuota())
+}
+
+// Of a tenant whose budget is used up nothing begins, and what has begun goes on: also where its command is delivered again.
+func TestExecsOverTheTenantsBudgetAreRefused(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	startKeeper(t, r.state, r.box, forever)
+	s := r.bounded(tenants.Quotas{})
+	one := r.exec(spec(), nil).send()
+	require.Nil(t, one.outcome().GetError())
+	r.poor.Store(true)
+	refused := r.exec(spec(), nil).send()
+	o := refused.outcome().GetError()
+	require.Equal(t, "budget_exhausted", o.GetReason())
+	require.EqualValues(t, 3600, o.GetRetryAfterSeconds())
+	require.Empty(t, refused.types(), "it never was")
+	begun := r.exec(spec(), nil)
+	begun.fenced()
+	m := begun.message()
+	m.Attempt = 2
+	go func() { _ = s.runner.Handle(r.t.Context(), m) }()
+	require.Nil(t, begun.outcome().GetError())
+	one.cancel()
+	one.wait()
+	r.poor.Store(false)
+	require.Nil(t, r.exec(spec(), nil).send().outcome().GetError())
 }
 
 func TestOutputIsBoundedByTheTenantsQuota(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +50,8 @@ type rig struct {
 	wrap func(Log) Log
 	// quotas and shares of services; nil: nothing is bounded.
 	quotas held
+	// poor: its tenant's budget is used up.
+	poor   atomic.Bool
 	shares *quota.Shares
 }
 
@@ -130,7 +133,7 @@ func (r *rig) service(change func(*Config)) *service {
 	}
 	run := New(r.t.Context(), cfg, Deps{
 		NC: nc, JS: js, Log: log, Relay: out, Key: r.key,
-		Toolbox: toolboxes.Client, Alive: toolboxes.Alive, Quotas: r.quotas, Shares: r.shares,
+		Toolbox: toolboxes.Client, Alive: toolboxes.Alive, Quotas: allowance{r.quotas, &r.poor}, Shares: r.shares,
 		Sandboxes: func(context.Context) ([]string, error) { return []string{r.box}, nil },
 	})
 	ctx, cancel := context.WithCancel(r.t.Context())

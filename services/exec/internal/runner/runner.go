@@ -119,6 +119,8 @@ type Deps struct {
 	// Quotas says what tenants may use; nil: nothing is bounded. Shares counts their execs then.
 	Quotas interface {
 		Of(ctx context.Context, tenant string) (tenants.Quotas, error)
+		// Admit refuses what is new of a tenant whose budget is used up.
+		Admit(ctx context.Context, tenant string) error
 	}
 	Shares *quota.Shares
 	// Loaded is told of each sandbox that was read from the log; nil: nobody.
@@ -168,15 +170,17 @@ func (r *Runner) Close() {
 var errFull = fault.New(fault.ResourceExhausted, fault.ReasonTooManyExecs,
 	"too many commands run at once").WithRetry(time.Second)
 
-// take counts an exec that may be new against its tenant's quota; free gives that back, unless a run keeps it. An exec that runs here is
-// counted already, and one that an earlier delivery has recorded is never refused.
+// take asks the tenant's budget about an exec that may be new and counts it against its quota; free gives that back, unless a run keeps it. An
+// exec that runs here is counted already, and one that an earlier delivery has recorded is never refused.
 func (r *Runner) take(ctx context.Context, agg subject.Aggregate, quotas tenants.Quotas, attempt int) (free func(), err error) {
 	free = func() {}
 	if r.deps.Shares == nil || r.find(agg.ID) != nil {
 		return free, nil
 	}
-	err = r.deps.Shares.Take(ctx, agg.Tenant, quotas)
-	if fault.Is(err, fault.ReasonQuota) && attempt > 1 {
+	if err = r.admit(ctx, agg.Tenant); err == nil {
+		err = r.deps.Shares.Take(ctx, agg.Tenant, quotas)
+	}
+	if attempt > 1 && (fault.Is(err, fault.ReasonQuota) || fault.Is(err, fault.ReasonBudgetExhausted)) {
 		last, lerr := r.deps.Log.LastSeq(ctx, agg)
 		switch {
 		case lerr != nil:
@@ -190,6 +194,13 @@ func (r *Runner) take(ctx context.Context, agg subject.Aggregate, quotas tenants
 		return free, err
 	}
 	return func() { r.deps.Shares.Free(agg.Tenant) }, nil
+}
+
+func (r *Runner) admit(ctx context.Context, id string) error {
+	if r.deps.Quotas == nil {
+		return nil
+	}
+	return r.deps.Quotas.Admit(ctx, id)
 }
 
 // quotas are those of a tenant.

@@ -17,6 +17,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/runtime"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/sandbox/views"
@@ -383,10 +384,8 @@ func (r *Reconciler) sampleDue(s sandbox.Sandbox, now time.Time) bool {
 		// After a restart the last sample is in the view's uptime; a sandbox without one counts from its start.
 		last = s.RunningSince.Add(max(0, s.Uptime-s.PastUptime))
 	}
-	// The older a sandbox, the rarer its samples, so that a life of weeks has hundreds of them and not tens of thousands: a death
-	// loses at most a twentieth of the usage, or an hour's.
-	every := max(r.cfg.SampleEvery, min(s.UptimeAt(now)/20, max(r.cfg.SampleEvery, time.Hour)))
-	return now.Sub(last) >= every
+	// A death loses at most what is between two samples: a twentieth of the usage, or an hour's.
+	return now.Sub(last) >= metering.SampleAfter(s.UptimeAt(now), r.cfg.SampleEvery)
 }
 
 // stray looks at something on this worker that no view has as living here: it is over, or the view is late, or it is an orphan.

@@ -72,6 +72,9 @@ func (s *Scheduler) accept(
 			return sandbox.Sandbox{}, err
 		}
 	}
+	if err := s.quotas.Admit(ctx, cmd.GetTenantId()); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, workspace.GetSizeBytes(), wish{region: c.GetRegion(), worker: c.GetWorker()})
 	if err != nil {
 		return sandbox.Sandbox{}, err

@@ -102,6 +102,9 @@ func (s *Scheduler) wake(ctx context.Context, sb sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	if err := s.quotas.Admit(ctx, sb.Tenant); err != nil {
+		return err
+	}
 	quotas, err := s.quotas.Of(ctx, sb.Tenant)
 	if err != nil {
 		return err

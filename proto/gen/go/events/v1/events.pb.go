@@ -3344,6 +3344,271 @@ func (x *QuotaSet) GetNote() string {
 	return ""
 }
 
+// BudgetSet: from here on this is the tenant's budget. Amounts of money are decimals such as 12.5, of at most nine places.
+type BudgetSet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 for the tenant's first budget, one more for each change.
+	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// For each month, UTC.
+	Amount string `protobuf:"bytes,2,opt,name=amount,proto3" json:"amount,omitempty"`
+	// Three letters, such as EUR. What is priced in another one does not count.
+	Currency string `protobuf:"bytes,3,opt,name=currency,proto3" json:"currency,omitempty"`
+	// Percent of the amount at which BudgetReached is recorded, ascending.
+	Thresholds []uint32 `protobuf:"varint,4,rep,packed,name=thresholds,proto3" json:"thresholds,omitempty"`
+	// Whether creates, starts and execs are refused once all of it is reached, until the month ends.
+	Refuse        bool   `protobuf:"varint,5,opt,name=refuse,proto3" json:"refuse,omitempty"`
+	Note          string `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetSet) Reset() {
+	*x = BudgetSet{}
+	mi := &file_events_v1_events_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetSet) ProtoMessage() {}
+
+func (x *BudgetSet) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetSet.ProtoReflect.Descriptor instead.
+func (*BudgetSet) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *BudgetSet) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *BudgetSet) GetAmount() string {
+	if x != nil {
+		return x.Amount
+	}
+	return ""
+}
+
+func (x *BudgetSet) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *BudgetSet) GetThresholds() []uint32 {
+	if x != nil {
+		return x.Thresholds
+	}
+	return nil
+}
+
+func (x *BudgetSet) GetRefuse() bool {
+	if x != nil {
+		return x.Refuse
+	}
+	return false
+}
+
+func (x *BudgetSet) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// BudgetRemoved: the tenant has no budget any more.
+type BudgetRemoved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the budget.
+	Version       uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Note          string `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetRemoved) Reset() {
+	*x = BudgetRemoved{}
+	mi := &file_events_v1_events_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetRemoved) ProtoMessage() {}
+
+func (x *BudgetRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetRemoved.ProtoReflect.Descriptor instead.
+func (*BudgetRemoved) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *BudgetRemoved) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *BudgetRemoved) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// BudgetReached: projected spend was at or over a threshold; once for each version, month and threshold.
+type BudgetReached struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Version     uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	PeriodStart *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=period_start,json=periodStart,proto3" json:"period_start,omitempty"`
+	PeriodEnd   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=period_end,json=periodEnd,proto3" json:"period_end,omitempty"`
+	// Percent of the amount.
+	Threshold uint32 `protobuf:"varint,4,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	Amount    string `protobuf:"bytes,5,opt,name=amount,proto3" json:"amount,omitempty"`
+	Currency  string `protobuf:"bytes,6,opt,name=currency,proto3" json:"currency,omitempty"`
+	// What the month's invoice said, and with what its running sandboxes are expected to add.
+	Spent     string `protobuf:"bytes,7,opt,name=spent,proto3" json:"spent,omitempty"`
+	Projected string `protobuf:"bytes,8,opt,name=projected,proto3" json:"projected,omitempty"`
+	// Sequence of the log up to which that was added up.
+	AtSequence uint64 `protobuf:"varint,9,opt,name=at_sequence,json=atSequence,proto3" json:"at_sequence,omitempty"`
+	// Whether creates, starts and execs are refused from here on.
+	Refuses       bool `protobuf:"varint,10,opt,name=refuses,proto3" json:"refuses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetReached) Reset() {
+	*x = BudgetReached{}
+	mi := &file_events_v1_events_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetReached) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetReached) ProtoMessage() {}
+
+func (x *BudgetReached) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetReached.ProtoReflect.Descriptor instead.
+func (*BudgetReached) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *BudgetReached) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *BudgetReached) GetPeriodStart() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PeriodStart
+	}
+	return nil
+}
+
+func (x *BudgetReached) GetPeriodEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PeriodEnd
+	}
+	return nil
+}
+
+func (x *BudgetReached) GetThreshold() uint32 {
+	if x != nil {
+		return x.Threshold
+	}
+	return 0
+}
+
+func (x *BudgetReached) GetAmount() string {
+	if x != nil {
+		return x.Amount
+	}
+	return ""
+}
+
+func (x *BudgetReached) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *BudgetReached) GetSpent() string {
+	if x != nil {
+		return x.Spent
+	}
+	return ""
+}
+
+func (x *BudgetReached) GetProjected() string {
+	if x != nil {
+		return x.Projected
+	}
+	return ""
+}
+
+func (x *BudgetReached) GetAtSequence() uint64 {
+	if x != nil {
+		return x.AtSequence
+	}
+	return 0
+}
+
+func (x *BudgetReached) GetRefuses() bool {
+	if x != nil {
+		return x.Refuses
+	}
+	return false
+}
+
 var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
@@ -3632,7 +3897,33 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\"W\n" +
 	"\bQuotaSet\x127\n" +
 	"\x06limits\x18\x01 \x03(\v2\x1f.sandtrail.events.v1.QuotaLimitR\x06limits\x12\x12\n" +
-	"\x04note\x18\x02 \x01(\tR\x04noteB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
+	"\x04note\x18\x02 \x01(\tR\x04note\"\xa5\x01\n" +
+	"\tBudgetSet\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
+	"\x06amount\x18\x02 \x01(\tR\x06amount\x12\x1a\n" +
+	"\bcurrency\x18\x03 \x01(\tR\bcurrency\x12\x1e\n" +
+	"\n" +
+	"thresholds\x18\x04 \x03(\rR\n" +
+	"thresholds\x12\x16\n" +
+	"\x06refuse\x18\x05 \x01(\bR\x06refuse\x12\x12\n" +
+	"\x04note\x18\x06 \x01(\tR\x04note\"=\n" +
+	"\rBudgetRemoved\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\"\xe4\x02\n" +
+	"\rBudgetReached\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12=\n" +
+	"\fperiod_start\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vperiodStart\x129\n" +
+	"\n" +
+	"period_end\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tperiodEnd\x12\x1c\n" +
+	"\tthreshold\x18\x04 \x01(\rR\tthreshold\x12\x16\n" +
+	"\x06amount\x18\x05 \x01(\tR\x06amount\x12\x1a\n" +
+	"\bcurrency\x18\x06 \x01(\tR\bcurrency\x12\x14\n" +
+	"\x05spent\x18\a \x01(\tR\x05spent\x12\x1c\n" +
+	"\tprojected\x18\b \x01(\tR\tprojected\x12\x1f\n" +
+	"\vat_sequence\x18\t \x01(\x04R\n" +
+	"atSequence\x12\x18\n" +
+	"\arefuses\x18\n" +
+	" \x01(\bR\arefusesB@Z>github.com/sandtrail/sandtrail/proto/gen/go/events/v1;eventsv1b\x06proto3"
 
 var (
 	file_events_v1_events_proto_rawDescOnce sync.Once
@@ -3646,7 +3937,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3696,57 +3987,62 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*WebhookDeleted)(nil),         // 45: sandtrail.events.v1.WebhookDeleted
 	(*QuotaLimit)(nil),             // 46: sandtrail.events.v1.QuotaLimit
 	(*QuotaSet)(nil),               // 47: sandtrail.events.v1.QuotaSet
-	nil,                            // 48: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	nil,                            // 49: sandtrail.events.v1.SandboxLabelled.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 50: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 51: common.v1.UsageMetrics
-	(*v1.TerminalSize)(nil),        // 52: common.v1.TerminalSize
-	(*v1.LimitHit)(nil),            // 53: common.v1.LimitHit
+	(*BudgetSet)(nil),              // 48: sandtrail.events.v1.BudgetSet
+	(*BudgetRemoved)(nil),          // 49: sandtrail.events.v1.BudgetRemoved
+	(*BudgetReached)(nil),          // 50: sandtrail.events.v1.BudgetReached
+	nil,                            // 51: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	nil,                            // 52: sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 53: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 54: common.v1.UsageMetrics
+	(*v1.TerminalSize)(nil),        // 55: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),            // 56: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	48, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	51, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	50, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	53, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	51, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	51, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	51, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	50, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	51, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	50, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	50, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
-	49, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
-	52, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
+	54, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	54, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	54, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	53, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	54, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	53, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	53, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	52, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	55, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
 	20, // 17: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	50, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	53, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
 	20, // 19: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	50, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	53, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
 	23, // 21: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	51, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	54, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
 	24, // 23: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
 	24, // 24: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	53, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	51, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	52, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
-	50, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	50, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	50, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	56, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	54, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	55, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
+	53, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	53, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	53, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
 	31, // 31: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
 	31, // 32: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	50, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	50, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	53, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	53, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
 	38, // 35: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	50, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	53, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
 	46, // 37: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	53, // 38: sandtrail.events.v1.BudgetReached.period_start:type_name -> google.protobuf.Timestamp
+	53, // 39: sandtrail.events.v1.BudgetReached.period_end:type_name -> google.protobuf.Timestamp
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -3760,7 +4056,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
