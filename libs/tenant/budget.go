@@ -159,6 +159,9 @@ type ReachBudget struct {
 }
 
 func (c ReachBudget) decide(t Tenant) ([]proto.Message, error) {
+	if !t.Exists() {
+		return nil, notThere(t.ID)
+	}
 	b := t.Budget
 	from, to := Period(c.Period)
 	if !b.Set() || b.Version != c.Version || !to.After(b.Since) {

@@ -99,18 +99,20 @@ func TestRefusedBudgets(t *testing.T) {
 		command tenant.Command
 		reason  fault.Reason
 	}{
-		"no tenant":           {tenant.Tenant{ID: "x"}, ten(false), fault.ReasonTenantNotFound},
-		"nothing to remove":   {tenant.Tenant{ID: "x"}, tenant.RemoveBudget{}, fault.ReasonTenantNotFound},
-		"no amount":           {s, change(func(c *tenant.SetBudget) { c.Amount = "" }), fault.ReasonValidation},
-		"zero":                {s, change(func(c *tenant.SetBudget) { c.Amount = "0.000000000" }), fault.ReasonValidation},
-		"negative":            {s, change(func(c *tenant.SetBudget) { c.Amount = "-1" }), fault.ReasonValidation},
-		"ten places":          {s, change(func(c *tenant.SetBudget) { c.Amount = "0.0000000001" }), fault.ReasonValidation},
-		"currency":            {s, change(func(c *tenant.SetBudget) { c.Currency = "eur" }), fault.ReasonValidation},
-		"no threshold":        {s, change(func(c *tenant.SetBudget) { c.Thresholds = nil }), fault.ReasonValidation},
-		"nothing as one":      {s, change(func(c *tenant.SetBudget) { c.Thresholds = []uint32{0} }), fault.ReasonValidation},
-		"too large a one":     {s, change(func(c *tenant.SetBudget) { c.Thresholds = []uint32{tenant.MaxThreshold + 1} }), fault.ReasonValidation},
-		"too many thresholds": {s, change(func(c *tenant.SetBudget) { c.Thresholds = []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17} }), fault.ReasonValidation},
-		"long note":           {s, change(func(c *tenant.SetBudget) { c.Note = strings.Repeat("x", tenant.MaxNote+1) }), fault.ReasonValidation},
+		"no tenant":         {tenant.Tenant{ID: "x"}, ten(false), fault.ReasonTenantNotFound},
+		"nothing to remove": {tenant.Tenant{ID: "x"}, tenant.RemoveBudget{}, fault.ReasonTenantNotFound},
+		"no amount":         {s, change(func(c *tenant.SetBudget) { c.Amount = "" }), fault.ReasonValidation},
+		"zero":              {s, change(func(c *tenant.SetBudget) { c.Amount = "0.000000000" }), fault.ReasonValidation},
+		"negative":          {s, change(func(c *tenant.SetBudget) { c.Amount = "-1" }), fault.ReasonValidation},
+		"ten places":        {s, change(func(c *tenant.SetBudget) { c.Amount = "0.0000000001" }), fault.ReasonValidation},
+		"currency":          {s, change(func(c *tenant.SetBudget) { c.Currency = "eur" }), fault.ReasonValidation},
+		"no threshold":      {s, change(func(c *tenant.SetBudget) { c.Thresholds = nil }), fault.ReasonValidation},
+		"nothing as one":    {s, change(func(c *tenant.SetBudget) { c.Thresholds = []uint32{0} }), fault.ReasonValidation},
+		"too large a one":   {s, change(func(c *tenant.SetBudget) { c.Thresholds = []uint32{tenant.MaxThreshold + 1} }), fault.ReasonValidation},
+		"too many thresholds": {s, change(func(c *tenant.SetBudget) {
+			c.Thresholds = []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
+		}), fault.ReasonValidation},
+		"long note": {s, change(func(c *tenant.SetBudget) { c.Note = strings.Repeat("x", tenant.MaxNote+1) }), fault.ReasonValidation},
 	} {
 		bodies, err := tenant.Decide(c.state, c.command)
 		require.True(t, fault.Is(err, c.reason), "%s: %v", name, err)

@@ -98,7 +98,9 @@ func (r *rig) keeper() *budget.Keeper {
 	return budget.New(r.JS, r.log, r.till, func() time.Time { return december })
 }
 
-func at(seq uint64, t time.Time) budget.Position { return budget.Position{Life: "a:1", Seq: seq, At: t} }
+func at(seq uint64, t time.Time) budget.Position {
+	return budget.Position{Life: "a:1", Seq: seq, At: t}
+}
 
 func TestMonthsAreLookedAtUntilTheirLateFactsAreIn(t *testing.T) {
 	r := newRig(t, "acme", "other")
