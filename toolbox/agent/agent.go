@@ -22,6 +22,7 @@ import (
 	"time"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/connect"
 	"github.com/sandtrail/sandtrail/toolbox/files"
 	"github.com/sandtrail/sandtrail/toolbox/server"
 	"github.com/sandtrail/sandtrail/toolbox/task"
@@ -39,11 +40,13 @@ const (
 
 // Agent runs the programs of one sandbox.
 type Agent struct {
-	o        Options
-	version  string
-	log      *slog.Logger
-	files    *files.Files
-	slots    chan struct{}
+	o       Options
+	version string
+	log     *slog.Logger
+	files   *files.Files
+	slots   chan struct{}
+	// ports has a place for each connection to one.
+	ports    chan struct{}
 	children *children
 	store    *store
 	meter    *meter
@@ -124,7 +127,7 @@ func open(o Options, version string, log *slog.Logger) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		o: o, version: version, log: log, files: f, slots: make(chan struct{}, fileCalls), children: newChildren(), store: newStore(o.State, o.SpoolBytes),
+		o: o, version: version, log: log, files: f, slots: make(chan struct{}, fileCalls), ports: make(chan struct{}, connect.Most), children: newChildren(), store: newStore(o.State, o.SpoolBytes),
 		started: time.Now(), execs: map[string]*program{}, idle: make(chan struct{}), remembered: remembered{ends: map[string][]byte{}},
 	}
 	a.meter = newMeter(a.children, o.MemoryBytes)

@@ -30,6 +30,10 @@ func TestWatchersOfAnAgentInGVisor(t *testing.T) {
 	toolboxtest.RunWatch(t, agenttest.GVisor(t, nil).Client)
 }
 
+func TestPortsOfAnAgentInGVisor(t *testing.T) {
+	toolboxtest.RunConnect(t, agenttest.GVisor(t, nil).Client)
+}
+
 // gVisor does not shield the first process of a container from KILL: a program can end its own sandbox.
 func TestAnAgentThatIsKilledEndsItsSandbox(t *testing.T) {
 	b := agenttest.GVisor(t, nil)

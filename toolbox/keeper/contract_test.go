@@ -77,3 +77,17 @@ func TestFallsBackToTheCommand(t *testing.T) {
 	require.Contains(t, b.Log.String(), `"way":"command"`)
 	clean(t, b)
 }
+
+// Both ways to run programs start the helper that reaches ports.
+func TestKeeperPorts(t *testing.T) {
+	for _, way := range []string{launch.ControlSocket, launch.ControlCommand} {
+		t.Run(way, func(t *testing.T) {
+			b := keepertest.Start(t, func(s *launch.Spec) { s.Control, s.PIDs = way, 200 })
+			toolboxtest.RunConnect(t, b.Client)
+			_, err := b.Shutdown(t.Context(), nil)
+			require.NoError(t, err)
+			b.Wait(t)
+			clean(t, b)
+		})
+	}
+}

@@ -45,6 +45,7 @@ type Keeper struct {
 	// warden may be nil.
 	warden  *warden
 	files   *files.Files
+	ports   ports
 	started time.Time
 	// stop ends Serve.
 	stop context.CancelFunc

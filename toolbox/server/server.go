@@ -58,6 +58,8 @@ type Handler interface {
 	Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error)
 	Forget(context.Context, *toolboxv1.Forget) (*toolboxv1.ForgetReply, error)
 	Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error)
+	// Connect gives a connection to a port. One goroutine reads from it while another writes; closing it ends both.
+	Connect(context.Context, *toolboxv1.Connect) (io.ReadWriteCloser, error)
 }
 
 // Option changes a default of Serve.
@@ -214,6 +216,10 @@ func (s *server) one(conn net.Conn, requests *bufio.Reader) bool {
 	conn.SetReadDeadline(time.Time{})
 	ctx, cancel := context.WithCancel(s.calls)
 	defer cancel()
+	if c := req.GetConnect(); c != nil {
+		s.connect(ctx, conn, requests, c)
+		return false
+	}
 	next := make(chan bool, 1)
 	go func() {
 		// Callers send nothing before they have their answer: an error here is their end.

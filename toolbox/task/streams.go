@@ -64,6 +64,9 @@ func pipe(flags, ours int) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "read"), os.NewFile(uintptr(fds[1]), "write"), nil
 }
 
+// Pipe is pipe for what is neither recorded nor counted.
+func Pipe(ours int) (r, w *os.File, err error) { return pipe(0, ours) }
+
 // NewOutput makes the pipe; Write is the program's end of it. count takes the bytes that come. Pump reads them.
 func NewOutput(stream uint32, s *spool.Spool, count *atomic.Uint64) (*Output, error) {
 	r, w, err := pipe(unix.O_DIRECT, 0)

@@ -5,6 +5,7 @@ package toolboxtest
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
+	"github.com/sandtrail/sandtrail/toolbox/connect"
 	"github.com/sandtrail/sandtrail/toolbox/files"
 	"github.com/sandtrail/sandtrail/toolbox/server"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
@@ -358,4 +360,12 @@ func (f *Fake) Configure(ctx context.Context, _ *toolboxv1.Configure) (*toolboxv
 		return nil, err
 	}
 	return nil, wire.NewError("failed_precondition", "illegal_state", "the sandbox is configured by its start")
+}
+
+// Connect dials this machine's own port.
+func (f *Fake) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWriteCloser, error) {
+	if err := f.delay(ctx); err != nil {
+		return nil, err
+	}
+	return connect.Dial(ctx, r.GetPort())
 }

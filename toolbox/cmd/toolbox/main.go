@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/sandtrail/sandtrail/toolbox/connect"
 	"github.com/sandtrail/sandtrail/toolbox/guest"
 	"github.com/sandtrail/sandtrail/toolbox/install"
 	"github.com/sandtrail/sandtrail/toolbox/keeper"
@@ -30,6 +31,8 @@ func main() {
 		}
 	case terminal.Argument:
 		os.Exit(terminal.Main(os.Args[2:]))
+	case connect.Argument:
+		os.Exit(connect.Main())
 	case watch.Argument:
 		os.Exit(watch.Main(os.Args[2:]))
 	case watch.OutsideArgument:
@@ -50,6 +53,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | watch [recursive] | install DIRECTORY | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | watch [recursive] | connect | install DIRECTORY | version")
 	os.Exit(2)
 }

@@ -1871,6 +1871,7 @@ type FileCall struct {
 	//	*FileCall_Delete
 	//	*FileCall_Stdin
 	//	*FileCall_Resize
+	//	*FileCall_Connect
 	Call          isFileCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1999,6 +2000,15 @@ func (x *FileCall) GetResize() *ResizeCall {
 	return nil
 }
 
+func (x *FileCall) GetConnect() *ConnectCall {
+	if x != nil {
+		if x, ok := x.Call.(*FileCall_Connect); ok {
+			return x.Connect
+		}
+	}
+	return nil
+}
+
 type isFileCall_Call interface {
 	isFileCall_Call()
 }
@@ -2035,6 +2045,10 @@ type FileCall_Resize struct {
 	Resize *ResizeCall `protobuf:"bytes,17,opt,name=resize,proto3,oneof"`
 }
 
+type FileCall_Connect struct {
+	Connect *ConnectCall `protobuf:"bytes,18,opt,name=connect,proto3,oneof"`
+}
+
 func (*FileCall_Read) isFileCall_Call() {}
 
 func (*FileCall_Write) isFileCall_Call() {}
@@ -2050,6 +2064,8 @@ func (*FileCall_Delete) isFileCall_Call() {}
 func (*FileCall_Stdin) isFileCall_Call() {}
 
 func (*FileCall_Resize) isFileCall_Call() {}
+
+func (*FileCall_Connect) isFileCall_Call() {}
 
 type ReadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2517,6 +2533,234 @@ func (x *ResizeCall) GetSize() *v11.TerminalSize {
 	return nil
 }
 
+// ConnectCall opens a connection to a port of the sandbox, at its loopback address. It is a tunnel then, under the id that the caller
+// chose: TunnelCalls go to svc.tunnel.<worker>.<tenant>.<sandbox>.<tunnel>.
+type ConnectCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TunnelId      string                 `protobuf:"bytes,1,opt,name=tunnel_id,json=tunnelId,proto3" json:"tunnel_id,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectCall) Reset() {
+	*x = ConnectCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectCall) ProtoMessage() {}
+
+func (x *ConnectCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectCall.ProtoReflect.Descriptor instead.
+func (*ConnectCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ConnectCall) GetTunnelId() string {
+	if x != nil {
+		return x.TunnelId
+	}
+	return ""
+}
+
+func (x *ConnectCall) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+// TunnelCall travels by request; a FileReply answers it. At each time at most one read and one other call are under way. A tunnel of
+// which nothing is asked for a minute is closed.
+type TunnelCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*TunnelCall_Read
+	//	*TunnelCall_Write
+	//	*TunnelCall_Close
+	Call          isTunnelCall_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelCall) Reset() {
+	*x = TunnelCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelCall) ProtoMessage() {}
+
+func (x *TunnelCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelCall.ProtoReflect.Descriptor instead.
+func (*TunnelCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *TunnelCall) GetCall() isTunnelCall_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *TunnelCall) GetRead() *TunnelRead {
+	if x != nil {
+		if x, ok := x.Call.(*TunnelCall_Read); ok {
+			return x.Read
+		}
+	}
+	return nil
+}
+
+func (x *TunnelCall) GetWrite() []byte {
+	if x != nil {
+		if x, ok := x.Call.(*TunnelCall_Write); ok {
+			return x.Write
+		}
+	}
+	return nil
+}
+
+func (x *TunnelCall) GetClose() *TunnelClose {
+	if x != nil {
+		if x, ok := x.Call.(*TunnelCall_Close); ok {
+			return x.Close
+		}
+	}
+	return nil
+}
+
+type isTunnelCall_Call interface {
+	isTunnelCall_Call()
+}
+
+type TunnelCall_Read struct {
+	// At most 64 KiB that came out of the port; none where nothing came in 20 seconds; eof with the last or behind it.
+	Read *TunnelRead `protobuf:"bytes,1,opt,name=read,proto3,oneof"`
+}
+
+type TunnelCall_Write struct {
+	// Answered once all of them, at most 64 KiB, were taken.
+	Write []byte `protobuf:"bytes,2,opt,name=write,proto3,oneof"`
+}
+
+type TunnelCall_Close struct {
+	Close *TunnelClose `protobuf:"bytes,3,opt,name=close,proto3,oneof"`
+}
+
+func (*TunnelCall_Read) isTunnelCall_Call() {}
+
+func (*TunnelCall_Write) isTunnelCall_Call() {}
+
+func (*TunnelCall_Close) isTunnelCall_Call() {}
+
+type TunnelRead struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelRead) Reset() {
+	*x = TunnelRead{}
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelRead) ProtoMessage() {}
+
+func (x *TunnelRead) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelRead.ProtoReflect.Descriptor instead.
+func (*TunnelRead) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+}
+
+type TunnelClose struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelClose) Reset() {
+	*x = TunnelClose{}
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelClose) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelClose) ProtoMessage() {}
+
+func (x *TunnelClose) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelClose.ProtoReflect.Descriptor instead.
+func (*TunnelClose) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+}
+
 type StatsCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2525,7 +2769,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2781,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2794,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 type FileReply struct {
@@ -2581,7 +2825,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2593,7 +2837,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2606,7 +2850,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2735,7 +2979,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +2991,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +3004,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -2823,7 +3067,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +3079,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +3092,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -2905,7 +3149,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2917,7 +3161,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2930,7 +3174,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -2972,7 +3216,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3228,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3241,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3183,7 +3427,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1c\n" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
 	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
-	"\x05stops\x18\x14 \x01(\bR\x05stops\"\x9b\x04\n" +
+	"\x05stops\x18\x14 \x01(\bR\x05stops\"\xdb\x04\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3196,7 +3440,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x04stat\x18\x0e \x01(\v2\x1f.sandtrail.commands.v1.StatCallH\x00R\x04stat\x12;\n" +
 	"\x06delete\x18\x0f \x01(\v2!.sandtrail.commands.v1.DeleteCallH\x00R\x06delete\x128\n" +
 	"\x05stdin\x18\x10 \x01(\v2 .sandtrail.commands.v1.StdinCallH\x00R\x05stdin\x12;\n" +
-	"\x06resize\x18\x11 \x01(\v2!.sandtrail.commands.v1.ResizeCallH\x00R\x06resizeB\x06\n" +
+	"\x06resize\x18\x11 \x01(\v2!.sandtrail.commands.v1.ResizeCallH\x00R\x06resize\x12>\n" +
+	"\aconnect\x18\x12 \x01(\v2\".sandtrail.commands.v1.ConnectCallH\x00R\aconnectB\x06\n" +
 	"\x04call\"S\n" +
 	"\bReadPart\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
@@ -3233,7 +3478,19 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"ResizeCall\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
-	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\v\n" +
+	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\">\n" +
+	"\vConnectCall\x12\x1b\n" +
+	"\ttunnel_id\x18\x01 \x01(\tR\btunnelId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\xa1\x01\n" +
+	"\n" +
+	"TunnelCall\x127\n" +
+	"\x04read\x18\x01 \x01(\v2!.sandtrail.commands.v1.TunnelReadH\x00R\x04read\x12\x16\n" +
+	"\x05write\x18\x02 \x01(\fH\x00R\x05write\x12:\n" +
+	"\x05close\x18\x03 \x01(\v2\".sandtrail.commands.v1.TunnelCloseH\x00R\x05closeB\x06\n" +
+	"\x04call\"\f\n" +
+	"\n" +
+	"TunnelRead\"\r\n" +
+	"\vTunnelClose\"\v\n" +
 	"\tStatsCall\"\xa0\x04\n" +
 	"\tFileReply\x12,\n" +
 	"\x05error\x18\x01 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1b\n" +
@@ -3296,7 +3553,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3327,30 +3584,34 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*DeleteCall)(nil),            // 26: sandtrail.commands.v1.DeleteCall
 	(*StdinCall)(nil),             // 27: sandtrail.commands.v1.StdinCall
 	(*ResizeCall)(nil),            // 28: sandtrail.commands.v1.ResizeCall
-	(*StatsCall)(nil),             // 29: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 30: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 31: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 32: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 33: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 34: sandtrail.commands.v1.RedriveCall
-	nil,                           // 35: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 36: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 37: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 39: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 40: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 41: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 42: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 43: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 44: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 45: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 46: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 47: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 48: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 49: compute.v1.UsageRow
+	(*ConnectCall)(nil),           // 29: sandtrail.commands.v1.ConnectCall
+	(*TunnelCall)(nil),            // 30: sandtrail.commands.v1.TunnelCall
+	(*TunnelRead)(nil),            // 31: sandtrail.commands.v1.TunnelRead
+	(*TunnelClose)(nil),           // 32: sandtrail.commands.v1.TunnelClose
+	(*StatsCall)(nil),             // 33: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 34: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 35: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 36: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 37: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 38: sandtrail.commands.v1.RedriveCall
+	nil,                           // 39: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 40: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 41: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 43: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 44: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 45: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 46: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 47: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 48: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 49: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 50: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 51: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 52: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 53: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	38, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	42, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
@@ -3358,62 +3619,65 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	7,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
 	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	39, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	40, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	35, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	38, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	36, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	37, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	38, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	43, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	44, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	39, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	42, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	40, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	41, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	42, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	10, // 15: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	11, // 16: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	13, // 17: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
 	12, // 18: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	38, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	42, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	15, // 20: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	16, // 21: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	41, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	42, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	43, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	38, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	38, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	38, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	38, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	44, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	38, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	38, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	45, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	38, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	38, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	38, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	41, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	46, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	47, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	38, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	38, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	38, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	38, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	45, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	46, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	47, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	42, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	42, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	42, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	42, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	48, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	42, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	42, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	49, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	42, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	42, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	42, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	45, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	50, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	51, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	42, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	42, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	42, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	42, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
 	22, // 43: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	23, // 44: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	24, // 45: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	29, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	33, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
 	25, // 47: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
 	26, // 48: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
 	27, // 49: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
 	28, // 50: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	48, // 51: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	42, // 52: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	31, // 53: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	44, // 54: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	38, // 55: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	38, // 56: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	42, // 57: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	49, // 58: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	29, // 51: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	52, // 52: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	31, // 53: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	32, // 54: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	46, // 55: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	35, // 56: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	48, // 57: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	42, // 58: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	42, // 59: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	46, // 60: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	53, // 61: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3449,6 +3713,12 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Delete)(nil),
 		(*FileCall_Stdin)(nil),
 		(*FileCall_Resize)(nil),
+		(*FileCall_Connect)(nil),
+	}
+	file_commands_v1_commands_proto_msgTypes[30].OneofWrappers = []any{
+		(*TunnelCall_Read)(nil),
+		(*TunnelCall_Write)(nil),
+		(*TunnelCall_Close)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3456,7 +3726,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -9,7 +9,7 @@
 //
 // A connection carries one call after another: a Request, then Responses, each behind its length as a big-endian uint32 (at
 // most 1 MiB). Attach answers with many Responses and ends the connection; every other call with one. The caller may send the
-// next Request then, and closes the connection.
+// next Request then, and closes the connection. Behind the Response of Connect the connection is another one's: it carries its bytes.
 
 package toolboxv1
 
@@ -55,6 +55,7 @@ type Request struct {
 	//	*Request_StatFile
 	//	*Request_DeleteFile
 	//	*Request_Resize
+	//	*Request_Connect
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -255,6 +256,15 @@ func (x *Request) GetResize() *Resize {
 	return nil
 }
 
+func (x *Request) GetConnect() *Connect {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Connect); ok {
+			return x.Connect
+		}
+	}
+	return nil
+}
+
 type isRequest_Call interface {
 	isRequest_Call()
 }
@@ -323,6 +333,10 @@ type Request_Resize struct {
 	Resize *Resize `protobuf:"bytes,25,opt,name=resize,proto3,oneof"`
 }
 
+type Request_Connect struct {
+	Connect *Connect `protobuf:"bytes,26,opt,name=connect,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Call() {}
 
 func (*Request_Start) isRequest_Call() {}
@@ -354,6 +368,8 @@ func (*Request_StatFile) isRequest_Call() {}
 func (*Request_DeleteFile) isRequest_Call() {}
 
 func (*Request_Resize) isRequest_Call() {}
+
+func (*Request_Connect) isRequest_Call() {}
 
 // Target is the name and the uid that the cluster gave to what is called.
 type Target struct {
@@ -430,6 +446,7 @@ type Response struct {
 	//	*Response_StatFile
 	//	*Response_DeleteFile
 	//	*Response_Resize
+	//	*Response_Connect
 	Answer        isResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -623,6 +640,15 @@ func (x *Response) GetResize() *ResizeReply {
 	return nil
 }
 
+func (x *Response) GetConnect() *ConnectReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_Connect); ok {
+			return x.Connect
+		}
+	}
+	return nil
+}
+
 type isResponse_Answer interface {
 	isResponse_Answer()
 }
@@ -691,6 +717,10 @@ type Response_Resize struct {
 	Resize *ResizeReply `protobuf:"bytes,25,opt,name=resize,proto3,oneof"`
 }
 
+type Response_Connect struct {
+	Connect *ConnectReply `protobuf:"bytes,26,opt,name=connect,proto3,oneof"`
+}
+
 func (*Response_Hello) isResponse_Answer() {}
 
 func (*Response_Start) isResponse_Answer() {}
@@ -722,6 +752,8 @@ func (*Response_StatFile) isResponse_Answer() {}
 func (*Response_DeleteFile) isResponse_Answer() {}
 
 func (*Response_Resize) isResponse_Answer() {}
+
+func (*Response_Connect) isResponse_Answer() {}
 
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2112,6 +2144,88 @@ func (*ResizeReply) Descriptor() ([]byte, []int) {
 	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{23}
 }
 
+// Connect opens a connection to a port at the loopback address of the sandbox. Behind a reply without an error every byte on this connection
+// is that one's, both ways; the end of either ends the other.
+type Connect struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connect) Reset() {
+	*x = Connect{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connect) ProtoMessage() {}
+
+func (x *Connect) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connect.ProtoReflect.Descriptor instead.
+func (*Connect) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Connect) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type ConnectReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectReply) Reset() {
+	*x = ConnectReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectReply) ProtoMessage() {}
+
+func (x *ConnectReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
+func (*ConnectReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
+}
+
 type List struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2120,7 +2234,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2246,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[24]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2259,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{24}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
 }
 
 type ListReply struct {
@@ -2157,7 +2271,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2283,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[25]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2296,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{25}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListReply) GetExecs() []*ExecState {
@@ -2202,7 +2316,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2328,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[26]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2341,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{26}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Forget) GetExecId() string {
@@ -2245,7 +2359,7 @@ type ForgetReply struct {
 
 func (x *ForgetReply) Reset() {
 	*x = ForgetReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2371,7 @@ func (x *ForgetReply) String() string {
 func (*ForgetReply) ProtoMessage() {}
 
 func (x *ForgetReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[27]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2384,7 @@ func (x *ForgetReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetReply.ProtoReflect.Descriptor instead.
 func (*ForgetReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{27}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
 }
 
 type Usage struct {
@@ -2281,7 +2395,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2407,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[28]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2420,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{28}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
 }
 
 type UsageReply struct {
@@ -2322,7 +2436,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2448,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[29]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2461,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{29}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UsageReply) GetUsage() *v1.UsageMetrics {
@@ -2396,7 +2510,7 @@ type ReadFile struct {
 
 func (x *ReadFile) Reset() {
 	*x = ReadFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2522,7 @@ func (x *ReadFile) String() string {
 func (*ReadFile) ProtoMessage() {}
 
 func (x *ReadFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[30]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2535,7 @@ func (x *ReadFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFile.ProtoReflect.Descriptor instead.
 func (*ReadFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{30}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadFile) GetPath() string {
@@ -2459,7 +2573,7 @@ type ReadFileReply struct {
 
 func (x *ReadFileReply) Reset() {
 	*x = ReadFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2585,7 @@ func (x *ReadFileReply) String() string {
 func (*ReadFileReply) ProtoMessage() {}
 
 func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[31]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2598,7 @@ func (x *ReadFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileReply.ProtoReflect.Descriptor instead.
 func (*ReadFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{31}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadFileReply) GetData() []byte {
@@ -2534,7 +2648,7 @@ type StatFile struct {
 
 func (x *StatFile) Reset() {
 	*x = StatFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2660,7 @@ func (x *StatFile) String() string {
 func (*StatFile) ProtoMessage() {}
 
 func (x *StatFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[32]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2673,7 @@ func (x *StatFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFile.ProtoReflect.Descriptor instead.
 func (*StatFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{32}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StatFile) GetPath() string {
@@ -2592,7 +2706,7 @@ type StatFileReply struct {
 
 func (x *StatFileReply) Reset() {
 	*x = StatFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2718,7 @@ func (x *StatFileReply) String() string {
 func (*StatFileReply) ProtoMessage() {}
 
 func (x *StatFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[33]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2731,7 @@ func (x *StatFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFileReply.ProtoReflect.Descriptor instead.
 func (*StatFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{33}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatFileReply) GetSize() int64 {
@@ -2666,7 +2780,7 @@ type DeleteFile struct {
 
 func (x *DeleteFile) Reset() {
 	*x = DeleteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2792,7 @@ func (x *DeleteFile) String() string {
 func (*DeleteFile) ProtoMessage() {}
 
 func (x *DeleteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[34]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2805,7 @@ func (x *DeleteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFile.ProtoReflect.Descriptor instead.
 func (*DeleteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{34}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteFile) GetPath() string {
@@ -2716,7 +2830,7 @@ type DeleteFileReply struct {
 
 func (x *DeleteFileReply) Reset() {
 	*x = DeleteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2842,7 @@ func (x *DeleteFileReply) String() string {
 func (*DeleteFileReply) ProtoMessage() {}
 
 func (x *DeleteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[35]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2855,7 @@ func (x *DeleteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFileReply.ProtoReflect.Descriptor instead.
 func (*DeleteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{35}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
 }
 
 type WriteFile struct {
@@ -2765,7 +2879,7 @@ type WriteFile struct {
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2891,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[36]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2904,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{36}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -2868,7 +2982,7 @@ type WriteFileReply struct {
 
 func (x *WriteFileReply) Reset() {
 	*x = WriteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2994,7 @@ func (x *WriteFileReply) String() string {
 func (*WriteFileReply) ProtoMessage() {}
 
 func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[37]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +3007,7 @@ func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileReply.ProtoReflect.Descriptor instead.
 func (*WriteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WriteFileReply) GetBytesWritten() int64 {
@@ -2930,7 +3044,7 @@ type ListFiles struct {
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3056,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3069,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -2998,7 +3112,7 @@ type ListFilesReply struct {
 
 func (x *ListFilesReply) Reset() {
 	*x = ListFilesReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3124,7 @@ func (x *ListFilesReply) String() string {
 func (*ListFilesReply) ProtoMessage() {}
 
 func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3137,7 @@ func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesReply.ProtoReflect.Descriptor instead.
 func (*ListFilesReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListFilesReply) GetEntries() []*FileEntry {
@@ -3061,7 +3175,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3187,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3200,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -3144,7 +3258,7 @@ type Shutdown struct {
 
 func (x *Shutdown) Reset() {
 	*x = Shutdown{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3270,7 @@ func (x *Shutdown) String() string {
 func (*Shutdown) ProtoMessage() {}
 
 func (x *Shutdown) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3283,7 @@ func (x *Shutdown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shutdown.ProtoReflect.Descriptor instead.
 func (*Shutdown) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{41}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Shutdown) GetGraceMs() uint64 {
@@ -3198,7 +3312,7 @@ type ShutdownReply struct {
 
 func (x *ShutdownReply) Reset() {
 	*x = ShutdownReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3324,7 @@ func (x *ShutdownReply) String() string {
 func (*ShutdownReply) ProtoMessage() {}
 
 func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3337,7 @@ func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownReply.ProtoReflect.Descriptor instead.
 func (*ShutdownReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{42}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ShutdownReply) GetUsage() *v1.UsageMetrics {
@@ -3251,7 +3365,7 @@ var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
 
 const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
-	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\b\n" +
+	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc4\b\n" +
 	"\aRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\x06target\x18\x02 \x01(\v2\x1c.sandtrail.toolbox.v1.TargetR\x06target\x123\n" +
@@ -3274,11 +3388,12 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\tstat_file\x18\x17 \x01(\v2\x1e.sandtrail.toolbox.v1.StatFileH\x00R\bstatFile\x12C\n" +
 	"\vdelete_file\x18\x18 \x01(\v2 .sandtrail.toolbox.v1.DeleteFileH\x00R\n" +
 	"deleteFile\x126\n" +
-	"\x06resize\x18\x19 \x01(\v2\x1c.sandtrail.toolbox.v1.ResizeH\x00R\x06resizeB\x06\n" +
+	"\x06resize\x18\x19 \x01(\v2\x1c.sandtrail.toolbox.v1.ResizeH\x00R\x06resize\x129\n" +
+	"\aconnect\x18\x1a \x01(\v2\x1d.sandtrail.toolbox.v1.ConnectH\x00R\aconnectB\x06\n" +
 	"\x04call\".\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xc3\b\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x83\t\n" +
 	"\bResponse\x121\n" +
 	"\x05error\x18\x01 \x01(\v2\x1b.sandtrail.toolbox.v1.ErrorR\x05error\x128\n" +
 	"\x05hello\x18\n" +
@@ -3300,7 +3415,8 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\tstat_file\x18\x17 \x01(\v2#.sandtrail.toolbox.v1.StatFileReplyH\x00R\bstatFile\x12H\n" +
 	"\vdelete_file\x18\x18 \x01(\v2%.sandtrail.toolbox.v1.DeleteFileReplyH\x00R\n" +
 	"deleteFile\x12;\n" +
-	"\x06resize\x18\x19 \x01(\v2!.sandtrail.toolbox.v1.ResizeReplyH\x00R\x06resizeB\b\n" +
+	"\x06resize\x18\x19 \x01(\v2!.sandtrail.toolbox.v1.ResizeReplyH\x00R\x06resize\x12>\n" +
+	"\aconnect\x18\x1a \x01(\v2\".sandtrail.toolbox.v1.ConnectReplyH\x00R\aconnectB\b\n" +
 	"\x06answer\"M\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
@@ -3412,7 +3528,10 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x06Resize\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
 	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\r\n" +
-	"\vResizeReply\"\x06\n" +
+	"\vResizeReply\"\x1d\n" +
+	"\aConnect\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\"\x0e\n" +
+	"\fConnectReply\"\x06\n" +
 	"\x04List\"B\n" +
 	"\tListReply\x125\n" +
 	"\x05execs\x18\x01 \x03(\v2\x1f.sandtrail.toolbox.v1.ExecStateR\x05execs\"!\n" +
@@ -3506,7 +3625,7 @@ func file_toolbox_v1_toolbox_proto_rawDescGZIP() []byte {
 	return file_toolbox_v1_toolbox_proto_rawDescData
 }
 
-var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*Request)(nil),               // 0: sandtrail.toolbox.v1.Request
 	(*Target)(nil),                // 1: sandtrail.toolbox.v1.Target
@@ -3532,31 +3651,33 @@ var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*SignalReply)(nil),           // 21: sandtrail.toolbox.v1.SignalReply
 	(*Resize)(nil),                // 22: sandtrail.toolbox.v1.Resize
 	(*ResizeReply)(nil),           // 23: sandtrail.toolbox.v1.ResizeReply
-	(*List)(nil),                  // 24: sandtrail.toolbox.v1.List
-	(*ListReply)(nil),             // 25: sandtrail.toolbox.v1.ListReply
-	(*Forget)(nil),                // 26: sandtrail.toolbox.v1.Forget
-	(*ForgetReply)(nil),           // 27: sandtrail.toolbox.v1.ForgetReply
-	(*Usage)(nil),                 // 28: sandtrail.toolbox.v1.Usage
-	(*UsageReply)(nil),            // 29: sandtrail.toolbox.v1.UsageReply
-	(*ReadFile)(nil),              // 30: sandtrail.toolbox.v1.ReadFile
-	(*ReadFileReply)(nil),         // 31: sandtrail.toolbox.v1.ReadFileReply
-	(*StatFile)(nil),              // 32: sandtrail.toolbox.v1.StatFile
-	(*StatFileReply)(nil),         // 33: sandtrail.toolbox.v1.StatFileReply
-	(*DeleteFile)(nil),            // 34: sandtrail.toolbox.v1.DeleteFile
-	(*DeleteFileReply)(nil),       // 35: sandtrail.toolbox.v1.DeleteFileReply
-	(*WriteFile)(nil),             // 36: sandtrail.toolbox.v1.WriteFile
-	(*WriteFileReply)(nil),        // 37: sandtrail.toolbox.v1.WriteFileReply
-	(*ListFiles)(nil),             // 38: sandtrail.toolbox.v1.ListFiles
-	(*ListFilesReply)(nil),        // 39: sandtrail.toolbox.v1.ListFilesReply
-	(*FileEntry)(nil),             // 40: sandtrail.toolbox.v1.FileEntry
-	(*Shutdown)(nil),              // 41: sandtrail.toolbox.v1.Shutdown
-	(*ShutdownReply)(nil),         // 42: sandtrail.toolbox.v1.ShutdownReply
-	nil,                           // 43: sandtrail.toolbox.v1.Configure.EnvEntry
-	nil,                           // 44: sandtrail.toolbox.v1.Start.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*v1.TerminalSize)(nil),       // 46: common.v1.TerminalSize
-	(*v1.UsageMetrics)(nil),       // 47: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 48: common.v1.LimitHit
+	(*Connect)(nil),               // 24: sandtrail.toolbox.v1.Connect
+	(*ConnectReply)(nil),          // 25: sandtrail.toolbox.v1.ConnectReply
+	(*List)(nil),                  // 26: sandtrail.toolbox.v1.List
+	(*ListReply)(nil),             // 27: sandtrail.toolbox.v1.ListReply
+	(*Forget)(nil),                // 28: sandtrail.toolbox.v1.Forget
+	(*ForgetReply)(nil),           // 29: sandtrail.toolbox.v1.ForgetReply
+	(*Usage)(nil),                 // 30: sandtrail.toolbox.v1.Usage
+	(*UsageReply)(nil),            // 31: sandtrail.toolbox.v1.UsageReply
+	(*ReadFile)(nil),              // 32: sandtrail.toolbox.v1.ReadFile
+	(*ReadFileReply)(nil),         // 33: sandtrail.toolbox.v1.ReadFileReply
+	(*StatFile)(nil),              // 34: sandtrail.toolbox.v1.StatFile
+	(*StatFileReply)(nil),         // 35: sandtrail.toolbox.v1.StatFileReply
+	(*DeleteFile)(nil),            // 36: sandtrail.toolbox.v1.DeleteFile
+	(*DeleteFileReply)(nil),       // 37: sandtrail.toolbox.v1.DeleteFileReply
+	(*WriteFile)(nil),             // 38: sandtrail.toolbox.v1.WriteFile
+	(*WriteFileReply)(nil),        // 39: sandtrail.toolbox.v1.WriteFileReply
+	(*ListFiles)(nil),             // 40: sandtrail.toolbox.v1.ListFiles
+	(*ListFilesReply)(nil),        // 41: sandtrail.toolbox.v1.ListFilesReply
+	(*FileEntry)(nil),             // 42: sandtrail.toolbox.v1.FileEntry
+	(*Shutdown)(nil),              // 43: sandtrail.toolbox.v1.Shutdown
+	(*ShutdownReply)(nil),         // 44: sandtrail.toolbox.v1.ShutdownReply
+	nil,                           // 45: sandtrail.toolbox.v1.Configure.EnvEntry
+	nil,                           // 46: sandtrail.toolbox.v1.Start.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
+	(*v1.TerminalSize)(nil),       // 48: common.v1.TerminalSize
+	(*v1.UsageMetrics)(nil),       // 49: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 50: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	1,  // 0: sandtrail.toolbox.v1.Request.target:type_name -> sandtrail.toolbox.v1.Target
@@ -3565,62 +3686,64 @@ var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	14, // 3: sandtrail.toolbox.v1.Request.attach:type_name -> sandtrail.toolbox.v1.Attach
 	18, // 4: sandtrail.toolbox.v1.Request.stdin:type_name -> sandtrail.toolbox.v1.Stdin
 	20, // 5: sandtrail.toolbox.v1.Request.signal:type_name -> sandtrail.toolbox.v1.Signal
-	24, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
-	28, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
-	30, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
-	36, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
-	38, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
-	41, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
-	26, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
+	26, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
+	30, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
+	32, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
+	38, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
+	40, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
+	43, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
+	28, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
 	6,  // 13: sandtrail.toolbox.v1.Request.configure:type_name -> sandtrail.toolbox.v1.Configure
-	32, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
-	34, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
+	34, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
+	36, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
 	22, // 16: sandtrail.toolbox.v1.Request.resize:type_name -> sandtrail.toolbox.v1.Resize
-	3,  // 17: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
-	5,  // 18: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
-	9,  // 19: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
-	15, // 20: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
-	19, // 21: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
-	21, // 22: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
-	25, // 23: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
-	29, // 24: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
-	31, // 25: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
-	37, // 26: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
-	39, // 27: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
-	42, // 28: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
-	27, // 29: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
-	7,  // 30: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
-	33, // 31: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
-	35, // 32: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
-	23, // 33: sandtrail.toolbox.v1.Response.resize:type_name -> sandtrail.toolbox.v1.ResizeReply
-	45, // 34: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
-	43, // 35: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
-	44, // 36: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
-	46, // 37: sandtrail.toolbox.v1.Start.terminal:type_name -> common.v1.TerminalSize
-	10, // 38: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
-	11, // 39: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
-	45, // 40: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
-	47, // 41: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
-	12, // 42: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
-	12, // 43: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
-	45, // 44: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	48, // 45: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
-	13, // 46: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	16, // 47: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	17, // 48: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	11, // 49: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	46, // 50: sandtrail.toolbox.v1.Resize.size:type_name -> common.v1.TerminalSize
-	10, // 51: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	47, // 52: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	45, // 53: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
-	40, // 54: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	45, // 55: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 56: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	24, // 17: sandtrail.toolbox.v1.Request.connect:type_name -> sandtrail.toolbox.v1.Connect
+	3,  // 18: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
+	5,  // 19: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
+	9,  // 20: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
+	15, // 21: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
+	19, // 22: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
+	21, // 23: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
+	27, // 24: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
+	31, // 25: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
+	33, // 26: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
+	39, // 27: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
+	41, // 28: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
+	44, // 29: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
+	29, // 30: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
+	7,  // 31: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
+	35, // 32: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
+	37, // 33: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
+	23, // 34: sandtrail.toolbox.v1.Response.resize:type_name -> sandtrail.toolbox.v1.ResizeReply
+	25, // 35: sandtrail.toolbox.v1.Response.connect:type_name -> sandtrail.toolbox.v1.ConnectReply
+	47, // 36: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
+	45, // 37: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
+	46, // 38: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
+	48, // 39: sandtrail.toolbox.v1.Start.terminal:type_name -> common.v1.TerminalSize
+	10, // 40: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
+	11, // 41: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
+	47, // 42: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
+	49, // 43: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
+	12, // 44: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
+	12, // 45: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
+	47, // 46: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
+	50, // 47: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	13, // 48: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	16, // 49: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	17, // 50: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	11, // 51: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	48, // 52: sandtrail.toolbox.v1.Resize.size:type_name -> common.v1.TerminalSize
+	10, // 53: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	49, // 54: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	47, // 55: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
+	42, // 56: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	47, // 57: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 58: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	59, // [59:59] is the sub-list for method output_type
+	59, // [59:59] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
@@ -3645,6 +3768,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Request_StatFile)(nil),
 		(*Request_DeleteFile)(nil),
 		(*Request_Resize)(nil),
+		(*Request_Connect)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[2].OneofWrappers = []any{
 		(*Response_Hello)(nil),
@@ -3663,6 +3787,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Response_StatFile)(nil),
 		(*Response_DeleteFile)(nil),
 		(*Response_Resize)(nil),
+		(*Response_Connect)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[15].OneofWrappers = []any{
 		(*AttachEvent_Data)(nil),
@@ -3675,7 +3800,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_toolbox_v1_toolbox_proto_rawDesc), len(file_toolbox_v1_toolbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
