@@ -341,7 +341,7 @@ var catalog = []Entry{
 		ReasonTooManyCalls,
 		[]Code{ResourceExhausted},
 		RetryLater,
-		"too many creates and ends of the tenant's sandboxes wait at this gateway", "try again, with fewer at once",
+		"too many creates and ends of the tenant's sandboxes wait at this gateway, or too many connections to ports of a sandbox are open", "try again, with fewer at once",
 	},
 	{
 		ReasonStartFailed,
@@ -452,6 +452,12 @@ var catalog = []Entry{
 		[]Code{Unavailable},
 		RetryLater,
 		"the sandbox's keeper does not answer: the sandbox is starting, or on its way out", "try again; the receipt tells what became of an exec",
+	},
+	{
+		ReasonPortUnavailable,
+		[]Code{Unavailable},
+		RetryLater,
+		"nothing listens at the port of the sandbox, or what does gave no answer of HTTP", "start the program; it must listen at 127.0.0.1 or at all addresses",
 	},
 	{
 		ReasonTimeout,

@@ -97,6 +97,7 @@ const (
 	ReasonLogFull            Reason = "log_full"
 	ReasonWorkerUnavailable  Reason = "worker_unavailable"
 	ReasonToolboxUnavailable Reason = "toolbox_unavailable"
+	ReasonPortUnavailable    Reason = "port_unavailable"
 	ReasonTimeout            Reason = "timeout"
 	ReasonCancelled          Reason = "cancelled"
 	ReasonDeadLetterNotFound Reason = "dead_letter_not_found"

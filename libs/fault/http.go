@@ -37,6 +37,8 @@ var httpReasons = map[Reason]int{
 	ReasonUnschedulable: http.StatusServiceUnavailable,
 	ReasonLogFull:       http.StatusServiceUnavailable,
 	ReasonDiskFull:      http.StatusInsufficientStorage,
+	// The gateway is well, and so is the sandbox.
+	ReasonPortUnavailable: http.StatusBadGateway,
 }
 
 // quotaRetry is the Retry-After of a 429 whose fault names no time, in seconds: place is made by the caller or by expiry.

@@ -80,7 +80,7 @@ func Of(r Role, worker string) (Rules, error) {
 func gateway(b *builder) {
 	b.publish(
 		subject.SandboxCommand("*", "*"), subject.ExecCommand("*", "*", "*", "*"),
-		subject.Files("*", "*", "*"), subject.Readers("*", "*", "*"), subject.Usage(),
+		subject.Files("*", "*", "*"), subject.Tunnel("*", "*", "*", "*"), subject.Readers("*", "*", "*"), subject.Usage(),
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs), subject.Readers("*", "*", "*"))
 	b.answer(Gateway)
@@ -139,7 +139,7 @@ func exec(b *builder, worker string) {
 	b.pull(topology.StreamCommands, topology.ConsumerExec(worker))
 	b.pull(topology.StreamEvents, topology.ConsumerSettle)
 	b.publish(subject.AllExecs(), subject.Output("*", "*", "*"), subject.Readers("*", "*", "*"))
-	b.subscribe(subject.FilesOf(worker), subject.Live(subject.AllSandboxes()))
+	b.subscribe(subject.FilesOf(worker), subject.TunnelsOf(worker), subject.Live(subject.AllSandboxes()))
 	b.answer(Gateway)
 	b.bucket(topology.BucketExec, ">")
 	b.watch(topology.BucketExec)

@@ -297,6 +297,14 @@ func Files(worker, tenant, sandbox string) string {
 // FilesOf: svc.files.<worker>.>
 func FilesOf(worker string) string { return "svc.files." + worker + ".>" }
 
+// Tunnel is where a worker answers TunnelCall requests of one tunnel: svc.tunnel.<worker>.<tenant>.<sandbox>.<tunnel>
+func Tunnel(worker, tenant, sandbox, tunnel string) string {
+	return "svc.tunnel." + worker + "." + tenant + "." + sandbox + "." + tunnel
+}
+
+// TunnelsOf: svc.tunnel.<worker>.>
+func TunnelsOf(worker string) string { return "svc.tunnel." + worker + ".>" }
+
 // DeadLetter: dlq.<service>.<consumer>.<original subject>
 func DeadLetter(service, consumer, original string) string {
 	return "dlq." + service + "." + consumer + "." + original

@@ -34,6 +34,7 @@ import (
 	"github.com/sandtrail/sandtrail/services/exec/internal/relay"
 	"github.com/sandtrail/sandtrail/services/exec/internal/runner"
 	"github.com/sandtrail/sandtrail/services/exec/internal/settle"
+	"github.com/sandtrail/sandtrail/services/exec/internal/tunnel"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
 
@@ -130,6 +131,7 @@ type App struct {
 	runner   *runner.Runner
 	shares   *quota.Shares
 	files    *files.Server
+	tunnels  *tunnel.Set
 	settler  *settle.Settler
 	receipts *receipt.Projection
 	locator  *locate.Locator
@@ -232,8 +234,10 @@ func (a *App) build(ctx context.Context) error {
 	}
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
+	a.tunnels = &tunnel.Set{NC: a.deps.NC, Worker: a.cfg.Worker, Log: log}
 	a.files = &files.Server{
 		NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope),
+		Connected: a.tunnels.Open,
 		Resized: func(ctx context.Context, exec subject.Aggregate, size *commonv1.TerminalSize) error {
 			return a.runner.Resized(ctx, exec, size)
 		},
@@ -263,6 +267,7 @@ const lanes = 64
 func (a *App) Run(ctx context.Context) error {
 	defer a.close()
 	defer a.runner.Close()
+	defer a.tunnels.Close()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		// What was running comes first: its bounds count before new commands.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -51,8 +52,10 @@ type Server struct {
 	Toolbox func(sandbox string) *client.Client
 	// Resized records that the terminal of an exec was given another size.
 	Resized func(ctx context.Context, exec subject.Aggregate, size *commonv1.TerminalSize) error
-	Log     *slog.Logger
-	wholes  wholes
+	// Connected serves a tunnel to a port.
+	Connected func(ctx context.Context, tenant, sandbox, id string, dial func(context.Context) (net.Conn, error)) error
+	Log       *slog.Logger
+	wholes    wholes
 	// Tracer makes a span of each call behind that of its caller; nil makes none.
 	Tracer trace.Tracer
 }
@@ -150,6 +153,8 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 		return stdin(ctx, tb, call.Stdin)
 	case *commandsv1.FileCall_Resize:
 		return s.resize(ctx, tb, tenant, box, call.Resize)
+	case *commandsv1.FileCall_Connect:
+		return s.connect(ctx, tb, tenant, box, call.Connect)
 	case *commandsv1.FileCall_Read:
 		return read(ctx, tb, call.Read)
 	case *commandsv1.FileCall_Write:
@@ -239,6 +244,21 @@ func (s *Server) resize(ctx context.Context, tb *client.Client, tenant, box stri
 		return nil, err
 	}
 	return &commandsv1.FileReply{}, s.Resized(ctx, subject.Exec(tenant, box, c.GetExecId()), c.GetSize())
+}
+
+// connect opens a tunnel to a port.
+func (s *Server) connect(ctx context.Context, tb *client.Client, tenant, box string, c *commandsv1.ConnectCall) (*commandsv1.FileReply, error) {
+	if !subject.ValidToken(c.GetTunnelId()) {
+		return nil, invalid("tunnel_id is not valid")
+	}
+	err := s.Connected(ctx, tenant, box, c.GetTunnelId(), func(ctx context.Context) (net.Conn, error) {
+		return tb.Connect(ctx, &toolboxv1.Connect{Port: c.GetPort()})
+	})
+	var refused *client.Error
+	if errors.As(err, &refused) && refused.Message == "unknown call" {
+		return nil, fault.New(fault.FailedPrecondition, fault.ReasonNotImplemented, "the sandbox was made by an earlier version, which does not reach its ports; make it anew")
+	}
+	return &commandsv1.FileReply{}, err
 }
 
 func read(ctx context.Context, tb *client.Client, c *commandsv1.ReadPart) (*commandsv1.FileReply, error) {
