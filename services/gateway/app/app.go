@@ -138,7 +138,7 @@ func New(ctx context.Context, cfg Config, d Deps) (*App, error) {
 	}
 	named, err := sandboxapi.New(use, around, sandboxapi.Options{
 		Image: cfg.Image, Tenant: cfg.DevelopmentTenant, Version: d.Version, BodyTime: cfg.BodyTime, Tracer: d.Tracer,
-		Heartbeat: cfg.Heartbeat, MCP: a.tools.handler,
+		Heartbeat: cfg.Heartbeat, MCP: a.tools.handler, Signer: key,
 	}, d.Registry)
 	if err != nil {
 		return nil, fmt.Errorf("make the HTTP API of named sandboxes: %w", err)

@@ -374,10 +374,12 @@ func TestWhoMayCallTheNamedAPI(t *testing.T) {
 	for _, path := range []string{
 		"/sandboxes/" + id, "/sandboxes/" + id + "/logs", "/sandboxes/" + id + "/toolbox/files", "/sandboxes/" + id + "/toolbox/info", "/sandboxes/" + id + "/toolbox/metrics",
 		"/sandboxes/" + id + "/toolbox/files/download?path=x", "/sandboxes/stream?sandbox=" + id + "&code=x",
+		"/sandboxes/" + id + "/toolbox/proxy/80/",
 	} {
 		bob.send("GET", path, nil).refused(t, 404, "sandbox_not_found")
 	}
 	bob.send("DELETE", "/sandboxes/"+id, nil).refused(t, 404, "sandbox_not_found")
+	bob.json("POST", "/sandboxes/"+id+"/preview", map[string]any{"port": 80}).refused(t, 404, "sandbox_not_found")
 	bob.json("POST", "/sandboxes/execute?sandbox="+id, map[string]any{"code": "x"}).refused(t, 404, "sandbox_not_found")
 	bob.send("GET", "/jobs/create-"+id, nil).refused(t, 404, "job_not_found")
 	require.Equal(t, "RUNNING", alice.send("GET", "/sandboxes/shared", nil).is(t, 200)["state"])
@@ -394,6 +396,8 @@ func TestScopesOfTheNamedAPI(t *testing.T) {
 	weak.json("POST", "/sandboxes/execute?sandbox=a", map[string]any{"code": "x"}).refused(t, 403, "scope_missing")
 	weak.send("DELETE", "/sandboxes/a", nil).refused(t, 403, "scope_missing")
 	weak.send("GET", "/sandboxes/a/toolbox/files", nil).refused(t, 403, "scope_missing")
+	weak.send("GET", "/sandboxes/a/toolbox/proxy/80/", nil).refused(t, 403, "scope_missing")
+	weak.json("POST", "/sandboxes/a/preview", map[string]any{"port": 80}).refused(t, 403, "scope_missing")
 	weak.send("GET", "/tokens", nil).refused(t, 403, "scope_missing")
 	weak.send("POST", "/tokens", nil).refused(t, 403, "scope_missing")
 	weak.send("DELETE", "/tokens/"+key.Prefix(), nil).refused(t, 403, "scope_missing")
@@ -404,7 +408,7 @@ func TestScopesOfTheNamedAPI(t *testing.T) {
 func TestWhatIsNotServedYetSaysSo(t *testing.T) {
 	w := newBoxes(t, nil)
 	for _, r := range []string{
-		"POST /sandboxes/a/snapshot?image=x", "GET /sandboxes/a/toolbox/proxy/80/",
+		"POST /sandboxes/a/snapshot?image=x",
 	} {
 		method, path, _ := strings.Cut(r, " ")
 		w.send(method, path, nil).refused(t, 501, "not_implemented")

@@ -54,6 +54,7 @@ type Root struct {
 	Logs    Logs     `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
 	Env     GuestEnv `cmd:"" group:"Named sandboxes" help:"Show what a sandbox says of itself."`
 	Stats   Stats    `cmd:"" group:"Named sandboxes" help:"Show what a sandbox uses now."`
+	Preview Preview  `cmd:"" group:"Named sandboxes" help:"Make a URL that shows a port of a sandbox."`
 	Job     Job      `cmd:"" group:"Named sandboxes" help:"Show how far an order is."`
 	Poder   Poder    `cmd:"" group:"Named sandboxes" help:"Show the workers."`
 	Token   Token    `cmd:"" group:"Named sandboxes" help:"Look after your tenant's API keys, over the server."`

@@ -58,6 +58,7 @@ var routes = []route{
 	{method: http.MethodPost, path: toolbox + "/watch/create", id: "watch", scopes: tenant.Files, do: (*call).watch},
 	{method: http.MethodGet, path: toolbox + "/watch/events", id: "watch_events", scopes: tenant.Files, do: (*call).watched},
 	{method: http.MethodPost, path: toolbox + "/watch/remove", id: "unwatch", scopes: tenant.Files, do: (*call).unwatch},
+	{method: http.MethodPost, path: one + "/preview", id: "preview_sign", scopes: tenant.Execute, do: (*call).preview},
 	{method: http.MethodGet, path: Base + "/jobs/{id}", id: "job", scopes: tenant.Inspect, do: (*call).showJob},
 	{method: http.MethodGet, path: Base + "/poders", id: "poders", scopes: tenant.Inspect, do: (*call).poders},
 	{method: http.MethodGet, path: Base + "/poders/{id}", id: "poder", scopes: tenant.Inspect, do: (*call).poder},
@@ -71,7 +72,6 @@ var routes = []route{
 // missing are the routes of the published API that cannot be served yet. They answer 501 and say what is missing.
 var missing = []route{
 	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
-	lacks("", toolbox+"/proxy/", "proxy", "ports of a sandbox are not reached yet: it has no network", tenant.Execute),
 }
 
 func lacks(method, path, id, what string, scopes tenant.Scopes) route {

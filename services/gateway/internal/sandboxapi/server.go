@@ -51,7 +51,9 @@ type Options struct {
 	// Heartbeat is the longest silence on a stream of MCP.
 	Heartbeat time.Duration
 	// MCP serves the endpoint of each sandbox.
-	MCP    MCP
+	MCP MCP
+	// Signer signs the URLs of previews. It has the same key at every gateway of the deployment.
+	Signer Signer
 	Tracer trace.TracerProvider
 }
 
@@ -63,11 +65,12 @@ type Server struct {
 	mux   *http.ServeMux
 	calls *prometheus.CounterVec
 	asker interpreter.Asker
+	ports *http.Transport
 }
 
 // New makes the handler. It fails where its metrics are registered already.
 func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometheus.Registerer) (*Server, error) {
-	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux()}
+	s := &Server{Edge: around, use: use, opt: opt, mux: http.NewServeMux(), ports: transport(use)}
 	s.calls = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sandtrail_named_requests_total", Help: "Calls of the HTTP API of named sandboxes, by route and status.",
 	}, []string{"route", "status"})
@@ -75,10 +78,10 @@ func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometh
 		return nil, err
 	}
 	for _, r := range slices.Concat(routes, missing) {
-		s.mux.HandleFunc(strings.TrimSpace(r.method+" "+r.path), func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r) })
+		s.mux.HandleFunc(strings.TrimSpace(r.method+" "+r.path), func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r, target{}) })
 	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) {
-		s.serve(w, req, route{id: "none", open: true, do: (*call).nothing})
+		s.serve(w, req, route{id: "none", open: true, do: (*call).nothing}, target{})
 	})
 	return s, nil
 }
@@ -95,7 +98,7 @@ func Takes(r *http.Request) bool {
 	}
 	head, rest, more := strings.Cut(path, "/")
 	switch head {
-	case "jobs", "poders", "tokens":
+	case "jobs", "poders", "preview", "tokens":
 		return true
 	case "sandboxes":
 		return more && rest != "" || r.Method != http.MethodGet || !strings.HasPrefix(strings.ToLower(r.Header.Get("Authorization")), "apikey ")
@@ -104,7 +107,13 @@ func Takes(r *http.Request) bool {
 }
 
 // ServeHTTP answers one request.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if to, where, ok := ported(r); ok {
+		s.serve(w, r, to, where)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
 
 // route is one method and path.
 type route struct {
@@ -115,9 +124,9 @@ type route struct {
 	// open routes need no credential; others any of the scopes.
 	open   bool
 	scopes tenant.Scopes
-	// long calls end when what they wait for does.
-	long bool
-	do   func(*call) error
+	// long calls end when what they wait for does. The query of a raw one is not for us.
+	long, raw bool
+	do        func(*call) error
 }
 
 // call is one request under way.
@@ -129,6 +138,8 @@ type call struct {
 	rc  *http.ResponseController
 	ctx context.Context //nolint:containedctx // it is the request's, with what the edge adds
 	p   principal.Principal
+	// target is that of a request for a port.
+	target target
 	// memory is the share of the caller's tenant.
 	memory stored.Share
 	// release gives back what the credential holds, once the call is answered.
@@ -136,7 +147,7 @@ type call struct {
 }
 
 // serve puts the edge around a route's handler.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route, where target) {
 	begin := time.Now()
 	most := unaryTime
 	if to.long {
@@ -144,7 +155,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to route) {
 	}
 	ctx, end := s.Open(w, r, s.opt.Tracer, "named."+to.id, to.path, most)
 	defer end()
-	c := &call{Server: s, Reply: edge.NewReply(w), w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, release: func() {}}
+	c := &call{Server: s, Reply: edge.NewReply(w), w: w, r: r, rc: http.NewResponseController(w), ctx: ctx, target: where, release: func() {}}
 	defer func() { c.release() }()
 	defer func() { s.calls.WithLabelValues(to.id, strconv.Itoa(c.Status)).Inc() }()
 	err := s.Guard(ctx, func() error { return c.run(to) })
@@ -159,7 +170,7 @@ func (c *call) run(to route) error {
 		return to.do(c)
 	}
 	ctx, who, release, err := c.Admit(c.ctx, edge.Admission{Credential: credential(c.r.Header), Local: c.local, Scopes: to.scopes, Check: func() error {
-		if strings.Contains(c.r.URL.RawQuery, ";") {
+		if !to.raw && strings.Contains(c.r.URL.RawQuery, ";") {
 			return field("query", "cannot be read")
 		}
 		return nil

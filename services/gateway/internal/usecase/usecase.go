@@ -87,6 +87,7 @@ type UseCases struct {
 	hints   hints
 	seen    seen
 	uses    uses
+	tunnels tunnels
 	quotas  *quota.Book
 	// allowed counts the idempotency keys of each tenant.
 	allowed *quota.Keys
