@@ -2,6 +2,7 @@ package render_test
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -41,7 +42,7 @@ var installations = map[string]values{
 		"nats":        values{"tls": values{"secret": "nats-tls"}, "storage": values{"className": "fast"}},
 		"sandboxes":   values{"profiles": values{"large": values{"nodeSelector": values{"pool": "large"}}}, "tenants": values{"acme": "large"}, "runtimeClass": values{"create": true, "nodeSelector": values{"sandtrail.dev/gvisor": "yes"}}, "quota": values{"requests.cpu": "100", "pods": 500}},
 		"image":       values{"pullSecrets": []any{"registry"}, "tag": "v1.2.3"}, "otlpEndpoint": "traces.observability:4317",
-		"nodeSelector": values{"pool": "services"}, "tolerations": []any{values{"key": "services", "operator": "Exists"}},
+		"gc": values{"webhooks": true}, "nodeSelector": values{"pool": "services"}, "tolerations": []any{values{"key": "services", "operator": "Exists"}},
 		"networkPolicies": values{
 			"gatewayFrom": []any{values{"namespaceSelector": values{"matchLabels": values{"name": "agents"}}}},
 			"natsFrom":    []any{values{"ipBlock": values{"cidr": "192.0.2.0/24"}}},
@@ -267,6 +268,49 @@ func TestTheGatewayEndsTLSAndReachesTheIssuerOfTokens(t *testing.T) {
 		}
 		require.Contains(t, c.Env, corev1.EnvVar{Name: "SSL_CERT_DIR", Value: "/authority"})
 		require.NotEqual(t, corev1.URISchemeHTTPS, c.ReadinessProbe.HTTPGet.Scheme, "health has an address of its own, in clear")
+	}
+}
+
+// With webhooks gc goes on, is probed, holds the key of their secrets, and reaches what is on the internet and nothing that is near.
+func TestWebhooksAreSentByAGcThatGoesOn(t *testing.T) {
+	objects := rendered(t, values{"gc": values{"webhooks": true}}).Objects
+	var found bool
+	for _, p := range pods(t, objects) {
+		if p.name != "gc" {
+			continue
+		}
+		found = true
+		c := p.spec.Containers[0]
+		require.Contains(t, c.Args, "--webhook-key-file=/secrets/webhook/webhook.key")
+		require.NotContains(t, c.Args, "--once")
+		require.NotContains(t, c.Args, "--webhook-private")
+		require.NotNil(t, c.ReadinessProbe)
+		_, holds := held(p)["sandtrail-webhook"]
+		require.True(t, holds)
+	}
+	require.True(t, found)
+	var out *networkingv1.NetworkPolicy
+	for _, o := range objects {
+		require.NotEqual(t, "CronJob", o.GetKind(), "two of them would do the same")
+		if n, ok := typed(t, o).(*networkingv1.NetworkPolicy); ok && strings.HasSuffix(n.Name, "-webhooks") {
+			out = n
+		}
+	}
+	require.NotNil(t, out)
+	for _, to := range out.Spec.Egress[0].To {
+		require.NotNil(t, to.IPBlock, "no pod of the cluster")
+		_, block, err := net.ParseCIDR(to.IPBlock.CIDR)
+		require.NoError(t, err)
+		for _, near := range []string{"10.1.2.3", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.16.0.1", "192.168.1.1", "fd00::1", "fe80::1", "::1"} {
+			open := block.Contains(net.ParseIP(near)) && !slices.ContainsFunc(to.IPBlock.Except, func(except string) bool {
+				_, no, err := net.ParseCIDR(except)
+				return err == nil && no.Contains(net.ParseIP(near))
+			})
+			require.False(t, open, near)
+		}
+	}
+	for _, o := range rendered(t, nil).Objects {
+		require.False(t, strings.HasSuffix(o.GetName(), "-webhooks"), "unless it is asked for")
 	}
 }
 

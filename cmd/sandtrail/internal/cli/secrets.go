@@ -58,6 +58,7 @@ func (s *Secrets) Run(e *Env) error {
 		add("nats-"+string(r), map[string]string{"seed": seed, "public": public})
 	}
 	add("nats-routes", map[string]string{"password": random()})
+	add("webhook", map[string]string{"webhook.key": hex.EncodeToString(randomBytes())})
 	add("seal", map[string]string{"seal.key": hex.EncodeToString(randomBytes())})
 	key := random()
 	keys, err := json.Marshal(map[string]any{"keys": []map[string]string{{"name": "first", "tenant": s.Tenant, "sha256": digest(key)}}})

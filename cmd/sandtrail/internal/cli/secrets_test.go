@@ -57,6 +57,8 @@ func TestSecretsAreWholeAndFitTogether(t *testing.T) {
 		require.True(t, permission.ValidNkey(public))
 	}
 	require.Len(t, all["sandtrail-seal"]["seal.key"], 64)
+	require.Len(t, all["sandtrail-webhook"]["webhook.key"], 64)
+	require.NotEqual(t, all["sandtrail-seal"], all["sandtrail-webhook"], "who sends to the world must not open environments")
 	require.NotEmpty(t, all["sandtrail-nats-routes"]["password"])
 	sum := sha256.Sum256([]byte(key))
 	require.JSONEq(t, `{"keys":[{"name":"first","tenant":"acme","sha256":"`+hex.EncodeToString(sum[:])+`"}]}`, all["sandtrail-api-keys"]["keys.json"])
