@@ -320,3 +320,13 @@ func (a *Agent) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolb
 	defer leave()
 	return a.files.Delete(r)
 }
+
+// MakeEntry implements server.Handler.
+func (a *Agent) MakeEntry(ctx context.Context, r *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error) {
+	leave, err := a.slot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return a.files.Make(r)
+}

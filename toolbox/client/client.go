@@ -118,6 +118,11 @@ func (c *Client) StatFile(ctx context.Context, r *toolboxv1.StatFile) (*toolboxv
 	return call(ctx, c, "stat file", &toolboxv1.Request{Call: &toolboxv1.Request_StatFile{StatFile: r}}, (*toolboxv1.Response).GetStatFile)
 }
 
+// MakeEntry makes a directory, or a link.
+func (c *Client) MakeEntry(ctx context.Context, r *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error) {
+	return call(ctx, c, "make entry", &toolboxv1.Request{Call: &toolboxv1.Request_MakeEntry{MakeEntry: r}}, (*toolboxv1.Response).GetMakeEntry)
+}
+
 // DeleteFile removes a file, or a directory.
 func (c *Client) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error) {
 	return call(ctx, c, "delete file", &toolboxv1.Request{Call: &toolboxv1.Request_DeleteFile{DeleteFile: r}}, (*toolboxv1.Response).GetDeleteFile)

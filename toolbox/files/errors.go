@@ -43,7 +43,8 @@ func classify(err error) error {
 		// An os.Root says that a path leaves it with an error of its own that is not exported; it is no errno and none of the
 		// exported ones.
 		var pathErr *os.PathError
-		if errors.As(err, &pathErr) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		var linkErr *os.LinkError
+		if (errors.As(err, &pathErr) || errors.As(err, &linkErr)) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return escapes()
 		}
 		return fmt.Errorf("workspace: %w", err)

@@ -54,6 +54,9 @@ type Files struct {
 	uploads map[string]*upload
 	// done are the last uploads that came to an end, the oldest first: a repeated last part is answered and not written again.
 	done []finished
+	// sweeping ends uploads whose sender is gone; nil where there are none.
+	sweeping *time.Timer
+	closed   bool
 }
 
 // Open opens the workspace.
@@ -73,7 +76,10 @@ func Open(o Options) (*Files, error) {
 func (f *Files) Close() error {
 	f.mu.Lock()
 	open := f.uploads
-	f.uploads = map[string]*upload{}
+	f.uploads, f.closed = map[string]*upload{}, true
+	if f.sweeping != nil {
+		f.sweeping.Stop()
+	}
 	f.mu.Unlock()
 	// A part under way locks its upload first and Files after it, so never the other way round.
 	for _, u := range open {

@@ -38,7 +38,7 @@ func (f *Files) Stat(r *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error) {
 		return nil, err
 	}
 	defer file.Close()
-	reply := &toolboxv1.StatFileReply{Size: info.Size(), ModifiedAt: timestamppb.New(info.ModTime())}
+	reply := &toolboxv1.StatFileReply{Size: info.Size(), ModifiedAt: timestamppb.New(info.ModTime()), Mode: uint32(info.Mode().Perm())}
 	reply.Version, reply.Unsettled = f.version(info)
 	if !r.Digest {
 		return reply, nil

@@ -71,8 +71,8 @@ func (f *Files) Write(r *toolboxv1.WriteFile) (*toolboxv1.WriteFileReply, error)
 		return nil, notFile()
 	case Hidden(path.Base(rel)):
 		return nil, invalid("the name is reserved")
-	case r.Offset < 0 || len(r.UploadId) > maxID || len(r.FinishId) > maxID || r.Mode > 0o7777:
-		return nil, invalid("offset, upload_id, finish_id or mode is out of bounds")
+	case r.Offset < 0 || len(r.UploadId) > maxID || len(r.FinishId) > maxID || r.Mode > 0o7777 || !validTime(r.ModifiedAt):
+		return nil, invalid("offset, upload_id, finish_id, mode or modified_at is out of bounds")
 	case r.UploadId == "" && (r.Offset != 0 || !r.Last):
 		return nil, invalid("parts need an upload_id")
 	case f.options.MaxFile > 0 && r.Offset+int64(len(r.Data)) > f.options.MaxFile:
@@ -130,13 +130,7 @@ func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, *
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := f.options.Now()
-	for k, u := range f.uploads {
-		if now.Sub(u.used) > UploadIdle && u.mu.TryLock() {
-			u.abort()
-			u.mu.Unlock()
-			delete(f.uploads, k)
-		}
-	}
+	f.sweep(now)
 	if u := f.uploads[key]; u != nil && r.UploadId != "" {
 		u.used = now
 		return u, nil, nil
@@ -157,7 +151,36 @@ func (f *Files) find(key string, r *toolboxv1.WriteFile, rel string) (*upload, *
 		return nil, nil, wire.NewError("resource_exhausted", "quota", "too many unfinished uploads")
 	}
 	f.uploads[key] = u
+	f.sweepLater()
 	return u, nil, nil
+}
+
+// sweep gives up the uploads that have been idle for too long. The caller holds the lock.
+func (f *Files) sweep(now time.Time) {
+	for k, u := range f.uploads {
+		if now.Sub(u.used) > UploadIdle && u.mu.TryLock() {
+			u.abort()
+			u.mu.Unlock()
+			delete(f.uploads, k)
+		}
+	}
+}
+
+// sweepLater sees to it that uploads whose sender is gone for good take up the disk no longer than that, whether or not others come. The
+// caller holds the lock.
+func (f *Files) sweepLater() {
+	if f.sweeping != nil || f.closed {
+		return
+	}
+	f.sweeping = time.AfterFunc(UploadIdle+time.Second, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.sweeping = nil
+		f.sweep(f.options.Now())
+		if len(f.uploads) > 0 {
+			f.sweepLater()
+		}
+	})
 }
 
 // giveUp drops an upload that is not at work just now; one that is ends by itself, or by its idleness.
@@ -338,6 +361,11 @@ func (f *Files) commit(u *upload, r *toolboxv1.WriteFile) error {
 	if err := u.temp.Chmod(mode); err != nil {
 		return classify(err)
 	}
+	if r.ModifiedAt != nil {
+		if err := setTime(int(u.dir.Fd()), u.name, r.ModifiedAt.AsTime()); err != nil {
+			return err
+		}
+	}
 	if err := f.sync(u.temp); err != nil {
 		return err
 	}
@@ -388,6 +416,11 @@ func (f *Files) copyInto(u *upload, r *toolboxv1.WriteFile) error {
 	}
 	if r.Mode != 0 {
 		if err := file.Chmod(os.FileMode(r.Mode & 0o777)); err != nil {
+			return classify(err)
+		}
+	}
+	if r.ModifiedAt != nil {
+		if err := f.root.Chtimes(u.rel, time.Time{}, r.ModifiedAt.AsTime()); err != nil {
 			return classify(err)
 		}
 	}

@@ -278,6 +278,16 @@ func (k *Keeper) DeleteFile(_ context.Context, r *toolboxv1.DeleteFile) (*toolbo
 	return k.remove(r)
 }
 
+// MakeEntry implements server.Handler.
+func (k *Keeper) MakeEntry(_ context.Context, r *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error) {
+	if k.warden != nil {
+		if err := k.warden.admit(0); err != nil {
+			return nil, err
+		}
+	}
+	return k.make(r)
+}
+
 // recorded reads the end of an exec that is no longer in memory.
 func (k *Keeper) recorded(id string) (*toolboxv1.End, error) {
 	end, err := k.remembered.Get(id)

@@ -72,3 +72,15 @@ func (k *Keeper) remove(r *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, er
 	}
 	return reply, nil
 }
+
+// make is files.Make, and tells watchers of what it makes. That a directory was there before is told as well: who looks again finds it so.
+func (k *Keeper) make(r *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error) {
+	reply, err := k.files.Make(r)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range k.watchers() {
+		o.Tell(k.guestPath(r.Path), watch.Create)
+	}
+	return reply, nil
+}

@@ -72,6 +72,10 @@ func (s *server) dispatch(ctx context.Context, req *toolboxv1.Request, res *tool
 		r, err := h.DeleteFile(ctx, c.DeleteFile)
 		res.Answer = &toolboxv1.Response_DeleteFile{DeleteFile: r}
 		return err
+	case *toolboxv1.Request_MakeEntry:
+		r, err := h.MakeEntry(ctx, c.MakeEntry)
+		res.Answer = &toolboxv1.Response_MakeEntry{MakeEntry: r}
+		return err
 	case *toolboxv1.Request_Shutdown:
 		r, err := h.Shutdown(ctx, c.Shutdown)
 		res.Answer = &toolboxv1.Response_Shutdown{Shutdown: r}

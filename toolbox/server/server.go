@@ -55,6 +55,7 @@ type Handler interface {
 	ListFiles(context.Context, *toolboxv1.ListFiles) (*toolboxv1.ListFilesReply, error)
 	StatFile(context.Context, *toolboxv1.StatFile) (*toolboxv1.StatFileReply, error)
 	DeleteFile(context.Context, *toolboxv1.DeleteFile) (*toolboxv1.DeleteFileReply, error)
+	MakeEntry(context.Context, *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error)
 	Shutdown(context.Context, *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error)
 	Forget(context.Context, *toolboxv1.Forget) (*toolboxv1.ForgetReply, error)
 	Configure(context.Context, *toolboxv1.Configure) (*toolboxv1.ConfigureReply, error)

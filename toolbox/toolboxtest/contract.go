@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
@@ -310,10 +311,43 @@ func (s suite) files(t *testing.T) {
 	require.EqualValues(t, 11, st.Size)
 	require.Len(t, st.Sha256, 32)
 	require.Equal(t, r.Version, st.Version)
+	s.kept(t, dir)
 	_, err = s.DeleteFile(ctx, &toolboxv1.DeleteFile{Path: dir})
 	require.ErrorIs(t, err, &client.Error{Code: "failed_precondition", Reason: "path_not_empty"})
 	_, err = s.DeleteFile(ctx, &toolboxv1.DeleteFile{Path: dir, Recursive: true})
 	require.NoError(t, err)
 	_, err = s.ReadFile(ctx, &toolboxv1.ReadFile{Path: dir + "/f"})
 	require.ErrorIs(t, err, &client.Error{Code: "not_found", Reason: "path_not_found"})
+}
+
+// kept is what a file comes with beside its content, and what has none: as the program inside sees it.
+func (s suite) kept(t *testing.T, dir string) {
+	ctx, at := s.context(t), timestamppb.New(time.Unix(981_173_106, 0))
+	half := len("#!/bin/sh\n")
+	const script = "#!/bin/sh\necho ran"
+	_, err := s.WriteFile(ctx, &toolboxv1.WriteFile{Path: dir + "/kept/run", UploadId: dir, Data: []byte(script[:half])})
+	require.NoError(t, err)
+	_, err = s.WriteFile(ctx, &toolboxv1.WriteFile{
+		Path: dir + "/kept/run", UploadId: dir, Offset: int64(half), Data: []byte(script[half:]), Last: true, Mode: 0o750, ModifiedAt: at,
+	})
+	require.NoError(t, err)
+	st, err := s.StatFile(ctx, &toolboxv1.StatFile{Path: dir + "/kept/run"})
+	require.NoError(t, err)
+	require.EqualValues(t, 0o750, st.Mode)
+	require.Equal(t, at.AsTime(), st.ModifiedAt.AsTime())
+	for _, r := range []*toolboxv1.MakeEntry{
+		{Path: dir + "/kept/link", Symlink: "run"},
+		{Path: dir + "/kept/hard", Hardlink: dir + "/kept/run"},
+		{Path: dir + "/kept", Mode: 0o711, ModifiedAt: at},
+	} {
+		_, err = s.MakeEntry(ctx, r)
+		require.NoError(t, err)
+	}
+	for _, target := range []string{"/etc/passwd", "../../out"} {
+		_, err = s.MakeEntry(ctx, &toolboxv1.MakeEntry{Path: dir + "/escape", Symlink: target})
+		require.ErrorIs(t, err, &client.Error{Code: "permission_denied", Reason: "path_escapes"})
+	}
+	id := s.sh(t, "./kept/link && ./kept/hard && stat -c '%a %Y' kept kept/run && [ ! -e escape ] && [ ! -L escape ]", func(r *toolboxv1.Start) { r.WorkingDir = dir })
+	c := s.collect(t, id, 0, 0)
+	require.Equal(t, "ran\nran\n711 981173106\n750 981173106\n", string(c.stdout), "%s", c.stderr)
 }

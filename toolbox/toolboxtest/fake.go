@@ -331,6 +331,13 @@ func (f *Fake) DeleteFile(ctx context.Context, r *toolboxv1.DeleteFile) (*toolbo
 	return f.files.Delete(r)
 }
 
+func (f *Fake) MakeEntry(ctx context.Context, r *toolboxv1.MakeEntry) (*toolboxv1.MakeEntryReply, error) {
+	if err := f.delay(ctx); err != nil {
+		return nil, err
+	}
+	return f.files.Make(r)
+}
+
 func (f *Fake) Shutdown(ctx context.Context, r *toolboxv1.Shutdown) (*toolboxv1.ShutdownReply, error) {
 	if err := f.delay(ctx); err != nil {
 		return nil, err

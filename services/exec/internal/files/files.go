@@ -149,6 +149,8 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 		return stat(ctx, tb, call.Stat)
 	case *commandsv1.FileCall_Delete:
 		return remove(ctx, tb, call.Delete)
+	case *commandsv1.FileCall_Make:
+		return makeEntry(ctx, tb, call.Make)
 	case *commandsv1.FileCall_Stdin:
 		return stdin(ctx, tb, call.Stdin)
 	case *commandsv1.FileCall_Resize:
@@ -211,7 +213,23 @@ func stat(ctx context.Context, tb *client.Client, c *commandsv1.StatCall) (*comm
 	}
 	return &commandsv1.FileReply{
 		TotalSize: r.GetSize(), Version: r.GetVersion(), Unsettled: r.GetUnsettled(), ModifiedAt: r.GetModifiedAt(), Sha256: r.GetSha256(),
+		Mode: r.GetMode(),
 	}, nil
+}
+
+func makeEntry(ctx context.Context, tb *client.Client, c *commandsv1.MakeCall) (*commandsv1.FileReply, error) {
+	for _, p := range []string{c.GetPath(), c.GetSymlink(), c.GetHardlink()} {
+		if err := path(p); err != nil {
+			return nil, err
+		}
+	}
+	_, err := tb.MakeEntry(ctx, &toolboxv1.MakeEntry{
+		Path: c.GetPath(), Symlink: c.GetSymlink(), Hardlink: c.GetHardlink(), Mode: c.GetMode(), ModifiedAt: c.GetModifiedAt(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{}, nil
 }
 
 func remove(ctx context.Context, tb *client.Client, c *commandsv1.DeleteCall) (*commandsv1.FileReply, error) {
@@ -294,6 +312,7 @@ func write(ctx context.Context, tb *client.Client, c *commandsv1.WritePart) (*co
 	r, err := tb.WriteFile(ctx, &toolboxv1.WriteFile{
 		Path: c.GetPath(), UploadId: c.GetUploadId(), Offset: c.GetOffset(), Data: c.GetData(), Last: c.GetLast(),
 		Append: c.GetAppend(), Mode: c.GetMode(), Abort: c.GetAbort(), FinishId: c.GetFinishId(),
+		ModifiedAt: c.GetModifiedAt(),
 	})
 	if err != nil {
 		return nil, err

@@ -1872,6 +1872,7 @@ type FileCall struct {
 	//	*FileCall_Stdin
 	//	*FileCall_Resize
 	//	*FileCall_Connect
+	//	*FileCall_Make
 	Call          isFileCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2009,6 +2010,15 @@ func (x *FileCall) GetConnect() *ConnectCall {
 	return nil
 }
 
+func (x *FileCall) GetMake() *MakeCall {
+	if x != nil {
+		if x, ok := x.Call.(*FileCall_Make); ok {
+			return x.Make
+		}
+	}
+	return nil
+}
+
 type isFileCall_Call interface {
 	isFileCall_Call()
 }
@@ -2049,6 +2059,10 @@ type FileCall_Connect struct {
 	Connect *ConnectCall `protobuf:"bytes,18,opt,name=connect,proto3,oneof"`
 }
 
+type FileCall_Make struct {
+	Make *MakeCall `protobuf:"bytes,19,opt,name=make,proto3,oneof"`
+}
+
 func (*FileCall_Read) isFileCall_Call() {}
 
 func (*FileCall_Write) isFileCall_Call() {}
@@ -2066,6 +2080,8 @@ func (*FileCall_Stdin) isFileCall_Call() {}
 func (*FileCall_Resize) isFileCall_Call() {}
 
 func (*FileCall_Connect) isFileCall_Call() {}
+
+func (*FileCall_Make) isFileCall_Call() {}
 
 type ReadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2140,7 +2156,9 @@ type WritePart struct {
 	// Give the upload up.
 	Abort bool `protobuf:"varint,8,opt,name=abort,proto3" json:"abort,omitempty"`
 	// With the last part: the file changes once for all uploads that finish under the same id.
-	FinishId      string `protobuf:"bytes,9,opt,name=finish_id,json=finishId,proto3" json:"finish_id,omitempty"`
+	FinishId string `protobuf:"bytes,9,opt,name=finish_id,json=finishId,proto3" json:"finish_id,omitempty"`
+	// With the last part: the file's time of modification.
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2236,6 +2254,13 @@ func (x *WritePart) GetFinishId() string {
 		return x.FinishId
 	}
 	return ""
+}
+
+func (x *WritePart) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
 }
 
 type ListCall struct {
@@ -2411,6 +2436,83 @@ func (x *DeleteCall) GetRecursive() bool {
 	return false
 }
 
+// MakeCall makes a directory, or a link where a target is set; as MakeEntry of the toolbox.
+type MakeCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Symlink       string                 `protobuf:"bytes,2,opt,name=symlink,proto3" json:"symlink,omitempty"`
+	Hardlink      string                 `protobuf:"bytes,3,opt,name=hardlink,proto3" json:"hardlink,omitempty"`
+	Mode          uint32                 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeCall) Reset() {
+	*x = MakeCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeCall) ProtoMessage() {}
+
+func (x *MakeCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeCall.ProtoReflect.Descriptor instead.
+func (*MakeCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *MakeCall) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MakeCall) GetSymlink() string {
+	if x != nil {
+		return x.Symlink
+	}
+	return ""
+}
+
+func (x *MakeCall) GetHardlink() string {
+	if x != nil {
+		return x.Hardlink
+	}
+	return ""
+}
+
+func (x *MakeCall) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *MakeCall) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
 // StdinCall writes to the standard input of an exec of the sandbox. Bytes before the offset were taken by an earlier call.
 type StdinCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2424,7 +2526,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2538,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2551,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2491,7 +2593,7 @@ type ResizeCall struct {
 
 func (x *ResizeCall) Reset() {
 	*x = ResizeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2605,7 @@ func (x *ResizeCall) String() string {
 func (*ResizeCall) ProtoMessage() {}
 
 func (x *ResizeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2618,7 @@ func (x *ResizeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
 func (*ResizeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResizeCall) GetExecId() string {
@@ -2545,7 +2647,7 @@ type ConnectCall struct {
 
 func (x *ConnectCall) Reset() {
 	*x = ConnectCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2557,7 +2659,7 @@ func (x *ConnectCall) String() string {
 func (*ConnectCall) ProtoMessage() {}
 
 func (x *ConnectCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2570,7 +2672,7 @@ func (x *ConnectCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectCall.ProtoReflect.Descriptor instead.
 func (*ConnectCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ConnectCall) GetTunnelId() string {
@@ -2603,7 +2705,7 @@ type TunnelCall struct {
 
 func (x *TunnelCall) Reset() {
 	*x = TunnelCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2717,7 @@ func (x *TunnelCall) String() string {
 func (*TunnelCall) ProtoMessage() {}
 
 func (x *TunnelCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2730,7 @@ func (x *TunnelCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelCall.ProtoReflect.Descriptor instead.
 func (*TunnelCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TunnelCall) GetCall() isTunnelCall_Call {
@@ -2697,7 +2799,7 @@ type TunnelRead struct {
 
 func (x *TunnelRead) Reset() {
 	*x = TunnelRead{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2811,7 @@ func (x *TunnelRead) String() string {
 func (*TunnelRead) ProtoMessage() {}
 
 func (x *TunnelRead) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2824,7 @@ func (x *TunnelRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRead.ProtoReflect.Descriptor instead.
 func (*TunnelRead) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 type TunnelClose struct {
@@ -2733,7 +2835,7 @@ type TunnelClose struct {
 
 func (x *TunnelClose) Reset() {
 	*x = TunnelClose{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +2847,7 @@ func (x *TunnelClose) String() string {
 func (*TunnelClose) ProtoMessage() {}
 
 func (x *TunnelClose) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +2860,7 @@ func (x *TunnelClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelClose.ProtoReflect.Descriptor instead.
 func (*TunnelClose) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 type StatsCall struct {
@@ -2769,7 +2871,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +2883,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +2896,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 type FileReply struct {
@@ -2818,14 +2920,16 @@ type FileReply struct {
 	// Of a list: the name to go on behind, where there are more.
 	Next []byte `protobuf:"bytes,15,opt,name=next,proto3" json:"next,omitempty"`
 	// How many bytes the standard input has taken.
-	StdinOffset   uint64 `protobuf:"varint,16,opt,name=stdin_offset,json=stdinOffset,proto3" json:"stdin_offset,omitempty"`
+	StdinOffset uint64 `protobuf:"varint,16,opt,name=stdin_offset,json=stdinOffset,proto3" json:"stdin_offset,omitempty"`
+	// Of a stat: permission bits.
+	Mode          uint32 `protobuf:"varint,17,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2941,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2954,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -2965,6 +3069,13 @@ func (x *FileReply) GetStdinOffset() uint64 {
 	return 0
 }
 
+func (x *FileReply) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
 type FileInfo struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2979,7 +3090,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3102,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3115,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -3067,7 +3178,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3190,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3203,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -3149,7 +3260,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3272,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3285,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -3216,7 +3327,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3339,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3352,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3427,7 +3538,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1c\n" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
 	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
-	"\x05stops\x18\x14 \x01(\bR\x05stops\"\xdb\x04\n" +
+	"\x05stops\x18\x14 \x01(\bR\x05stops\"\x92\x05\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3441,12 +3552,13 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06delete\x18\x0f \x01(\v2!.sandtrail.commands.v1.DeleteCallH\x00R\x06delete\x128\n" +
 	"\x05stdin\x18\x10 \x01(\v2 .sandtrail.commands.v1.StdinCallH\x00R\x05stdin\x12;\n" +
 	"\x06resize\x18\x11 \x01(\v2!.sandtrail.commands.v1.ResizeCallH\x00R\x06resize\x12>\n" +
-	"\aconnect\x18\x12 \x01(\v2\".sandtrail.commands.v1.ConnectCallH\x00R\aconnectB\x06\n" +
+	"\aconnect\x18\x12 \x01(\v2\".sandtrail.commands.v1.ConnectCallH\x00R\aconnect\x125\n" +
+	"\x04make\x18\x13 \x01(\v2\x1f.sandtrail.commands.v1.MakeCallH\x00R\x04makeB\x06\n" +
 	"\x04call\"S\n" +
 	"\bReadPart\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x03R\bmaxBytes\"\xdb\x01\n" +
+	"\tmax_bytes\x18\x03 \x01(\x03R\bmaxBytes\"\x98\x02\n" +
 	"\tWritePart\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tupload_id\x18\x02 \x01(\tR\buploadId\x12\x16\n" +
@@ -3456,7 +3568,10 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06append\x18\x06 \x01(\bR\x06append\x12\x12\n" +
 	"\x04mode\x18\a \x01(\rR\x04mode\x12\x14\n" +
 	"\x05abort\x18\b \x01(\bR\x05abort\x12\x1b\n" +
-	"\tfinish_id\x18\t \x01(\tR\bfinishId\"s\n" +
+	"\tfinish_id\x18\t \x01(\tR\bfinishId\x12;\n" +
+	"\vmodified_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\"s\n" +
 	"\bListCall\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\x12\x1f\n" +
@@ -3469,7 +3584,14 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"DeleteCall\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
-	"\trecursive\x18\x02 \x01(\bR\trecursive\"b\n" +
+	"\trecursive\x18\x02 \x01(\bR\trecursive\"\xa5\x01\n" +
+	"\bMakeCall\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
+	"\asymlink\x18\x02 \x01(\tR\asymlink\x12\x1a\n" +
+	"\bhardlink\x18\x03 \x01(\tR\bhardlink\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\rR\x04mode\x12;\n" +
+	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\"b\n" +
 	"\tStdinCall\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
@@ -3491,7 +3613,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"TunnelRead\"\r\n" +
 	"\vTunnelClose\"\v\n" +
-	"\tStatsCall\"\xa0\x04\n" +
+	"\tStatsCall\"\xb4\x04\n" +
 	"\tFileReply\x12,\n" +
 	"\x05error\x18\x01 \x01(\v2\x16.common.v1.ErrorDetailR\x05error\x12\x1b\n" +
 	"\tgrpc_code\x18\x02 \x01(\rR\bgrpcCode\x12\x12\n" +
@@ -3511,7 +3633,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\vmodified_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12\x12\n" +
 	"\x04next\x18\x0f \x01(\fR\x04next\x12!\n" +
-	"\fstdin_offset\x18\x10 \x01(\x04R\vstdinOffset\"\xbb\x01\n" +
+	"\fstdin_offset\x18\x10 \x01(\x04R\vstdinOffset\x12\x12\n" +
+	"\x04mode\x18\x11 \x01(\rR\x04mode\"\xbb\x01\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x15\n" +
@@ -3553,7 +3676,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3582,36 +3705,37 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*ListCall)(nil),              // 24: sandtrail.commands.v1.ListCall
 	(*StatCall)(nil),              // 25: sandtrail.commands.v1.StatCall
 	(*DeleteCall)(nil),            // 26: sandtrail.commands.v1.DeleteCall
-	(*StdinCall)(nil),             // 27: sandtrail.commands.v1.StdinCall
-	(*ResizeCall)(nil),            // 28: sandtrail.commands.v1.ResizeCall
-	(*ConnectCall)(nil),           // 29: sandtrail.commands.v1.ConnectCall
-	(*TunnelCall)(nil),            // 30: sandtrail.commands.v1.TunnelCall
-	(*TunnelRead)(nil),            // 31: sandtrail.commands.v1.TunnelRead
-	(*TunnelClose)(nil),           // 32: sandtrail.commands.v1.TunnelClose
-	(*StatsCall)(nil),             // 33: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 34: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 35: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 36: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 37: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 38: sandtrail.commands.v1.RedriveCall
-	nil,                           // 39: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 40: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 41: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 43: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 44: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 45: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 46: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 47: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 48: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 49: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 50: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 51: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 52: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 53: compute.v1.UsageRow
+	(*MakeCall)(nil),              // 27: sandtrail.commands.v1.MakeCall
+	(*StdinCall)(nil),             // 28: sandtrail.commands.v1.StdinCall
+	(*ResizeCall)(nil),            // 29: sandtrail.commands.v1.ResizeCall
+	(*ConnectCall)(nil),           // 30: sandtrail.commands.v1.ConnectCall
+	(*TunnelCall)(nil),            // 31: sandtrail.commands.v1.TunnelCall
+	(*TunnelRead)(nil),            // 32: sandtrail.commands.v1.TunnelRead
+	(*TunnelClose)(nil),           // 33: sandtrail.commands.v1.TunnelClose
+	(*StatsCall)(nil),             // 34: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 35: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 36: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 37: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 38: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 39: sandtrail.commands.v1.RedriveCall
+	nil,                           // 40: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 41: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 42: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 44: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 45: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 46: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 47: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 48: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 49: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 50: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 51: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 52: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 53: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 54: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	42, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	43, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
@@ -3619,65 +3743,68 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	7,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
 	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	43, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	44, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	39, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	42, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	40, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	41, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	42, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	44, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	45, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	40, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	43, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	41, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	42, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	43, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	10, // 15: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	11, // 16: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	13, // 17: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
 	12, // 18: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	42, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	43, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	15, // 20: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	16, // 21: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	45, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	46, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	47, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	42, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	42, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	42, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	42, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	48, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	42, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	42, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	49, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	42, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	42, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	42, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	45, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	50, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	51, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	42, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	42, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	42, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	42, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	46, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	47, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	48, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	43, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	43, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	43, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	49, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	43, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	43, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	50, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	43, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	43, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	46, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	51, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	52, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	43, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	43, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	43, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	43, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
 	22, // 43: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	23, // 44: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	24, // 45: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	33, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	34, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
 	25, // 47: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
 	26, // 48: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	27, // 49: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	28, // 50: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	29, // 51: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
-	52, // 52: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	31, // 53: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
-	32, // 54: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
-	46, // 55: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	35, // 56: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	48, // 57: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	42, // 58: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	42, // 59: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	46, // 60: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	53, // 61: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	28, // 49: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	29, // 50: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	30, // 51: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	27, // 52: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
+	43, // 53: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
+	43, // 54: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
+	53, // 55: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	32, // 56: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	33, // 57: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	47, // 58: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	36, // 59: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	49, // 60: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	43, // 61: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	43, // 62: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 63: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	54, // 64: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3714,8 +3841,9 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Stdin)(nil),
 		(*FileCall_Resize)(nil),
 		(*FileCall_Connect)(nil),
+		(*FileCall_Make)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[30].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[31].OneofWrappers = []any{
 		(*TunnelCall_Read)(nil),
 		(*TunnelCall_Write)(nil),
 		(*TunnelCall_Close)(nil),
@@ -3726,7 +3854,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -56,6 +56,7 @@ type Request struct {
 	//	*Request_DeleteFile
 	//	*Request_Resize
 	//	*Request_Connect
+	//	*Request_MakeEntry
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -265,6 +266,15 @@ func (x *Request) GetConnect() *Connect {
 	return nil
 }
 
+func (x *Request) GetMakeEntry() *MakeEntry {
+	if x != nil {
+		if x, ok := x.Call.(*Request_MakeEntry); ok {
+			return x.MakeEntry
+		}
+	}
+	return nil
+}
+
 type isRequest_Call interface {
 	isRequest_Call()
 }
@@ -337,6 +347,10 @@ type Request_Connect struct {
 	Connect *Connect `protobuf:"bytes,26,opt,name=connect,proto3,oneof"`
 }
 
+type Request_MakeEntry struct {
+	MakeEntry *MakeEntry `protobuf:"bytes,27,opt,name=make_entry,json=makeEntry,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Call() {}
 
 func (*Request_Start) isRequest_Call() {}
@@ -370,6 +384,8 @@ func (*Request_DeleteFile) isRequest_Call() {}
 func (*Request_Resize) isRequest_Call() {}
 
 func (*Request_Connect) isRequest_Call() {}
+
+func (*Request_MakeEntry) isRequest_Call() {}
 
 // Target is the name and the uid that the cluster gave to what is called.
 type Target struct {
@@ -447,6 +463,7 @@ type Response struct {
 	//	*Response_DeleteFile
 	//	*Response_Resize
 	//	*Response_Connect
+	//	*Response_MakeEntry
 	Answer        isResponse_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -649,6 +666,15 @@ func (x *Response) GetConnect() *ConnectReply {
 	return nil
 }
 
+func (x *Response) GetMakeEntry() *MakeEntryReply {
+	if x != nil {
+		if x, ok := x.Answer.(*Response_MakeEntry); ok {
+			return x.MakeEntry
+		}
+	}
+	return nil
+}
+
 type isResponse_Answer interface {
 	isResponse_Answer()
 }
@@ -721,6 +747,10 @@ type Response_Connect struct {
 	Connect *ConnectReply `protobuf:"bytes,26,opt,name=connect,proto3,oneof"`
 }
 
+type Response_MakeEntry struct {
+	MakeEntry *MakeEntryReply `protobuf:"bytes,27,opt,name=make_entry,json=makeEntry,proto3,oneof"`
+}
+
 func (*Response_Hello) isResponse_Answer() {}
 
 func (*Response_Start) isResponse_Answer() {}
@@ -754,6 +784,8 @@ func (*Response_DeleteFile) isResponse_Answer() {}
 func (*Response_Resize) isResponse_Answer() {}
 
 func (*Response_Connect) isResponse_Answer() {}
+
+func (*Response_MakeEntry) isResponse_Answer() {}
 
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2699,7 +2731,9 @@ type StatFileReply struct {
 	Unsettled  bool                   `protobuf:"varint,3,opt,name=unsettled,proto3" json:"unsettled,omitempty"`
 	ModifiedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	// Only where it was asked for.
-	Sha256        []byte `protobuf:"bytes,5,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Sha256 []byte `protobuf:"bytes,5,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Permission bits.
+	Mode          uint32 `protobuf:"varint,6,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2767,6 +2801,13 @@ func (x *StatFileReply) GetSha256() []byte {
 		return x.Sha256
 	}
 	return nil
+}
+
+func (x *StatFileReply) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
 }
 
 // DeleteFile removes what is at a path: a link and not what it points to, a directory with what is in it only where recursive is set.
@@ -2858,6 +2899,124 @@ func (*DeleteFileReply) Descriptor() ([]byte, []int) {
 	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{37}
 }
 
+// MakeEntry makes what has no content of its own: a directory with those that it is in, unless a link is asked for. A directory that is there
+// is fine; a link takes the place of what is there, but for a directory.
+type MakeEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// A symbolic link with this target, which has to lead to somewhere in the workspace, seen from the directory of path.
+	Symlink string `protobuf:"bytes,2,opt,name=symlink,proto3" json:"symlink,omitempty"`
+	// A further name of this file or symbolic link of the workspace.
+	Hardlink string `protobuf:"bytes,3,opt,name=hardlink,proto3" json:"hardlink,omitempty"`
+	// Of a directory. 0: 0755 for a new one, as it is for an old one.
+	Mode uint32 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Of a directory. Unset: as it comes.
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeEntry) Reset() {
+	*x = MakeEntry{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeEntry) ProtoMessage() {}
+
+func (x *MakeEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeEntry.ProtoReflect.Descriptor instead.
+func (*MakeEntry) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *MakeEntry) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MakeEntry) GetSymlink() string {
+	if x != nil {
+		return x.Symlink
+	}
+	return ""
+}
+
+func (x *MakeEntry) GetHardlink() string {
+	if x != nil {
+		return x.Hardlink
+	}
+	return ""
+}
+
+func (x *MakeEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *MakeEntry) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
+type MakeEntryReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MakeEntryReply) Reset() {
+	*x = MakeEntryReply{}
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MakeEntryReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MakeEntryReply) ProtoMessage() {}
+
+func (x *MakeEntryReply) ProtoReflect() protoreflect.Message {
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MakeEntryReply.ProtoReflect.Descriptor instead.
+func (*MakeEntryReply) Descriptor() ([]byte, []int) {
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
+}
+
 type WriteFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -2872,14 +3031,16 @@ type WriteFile struct {
 	// Give the upload up: nothing else of the request counts but path and upload_id.
 	Abort bool `protobuf:"varint,8,opt,name=abort,proto3" json:"abort,omitempty"`
 	// With the last part: the file changes once for all uploads that finish under the same id; a later one is answered as the first.
-	FinishId      string `protobuf:"bytes,9,opt,name=finish_id,json=finishId,proto3" json:"finish_id,omitempty"`
+	FinishId string `protobuf:"bytes,9,opt,name=finish_id,json=finishId,proto3" json:"finish_id,omitempty"`
+	// With the last part: the file's time of modification. Unset: as it comes.
+	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteFile) Reset() {
 	*x = WriteFile{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3052,7 @@ func (x *WriteFile) String() string {
 func (*WriteFile) ProtoMessage() {}
 
 func (x *WriteFile) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[38]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3065,7 @@ func (x *WriteFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFile.ProtoReflect.Descriptor instead.
 func (*WriteFile) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{38}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WriteFile) GetPath() string {
@@ -2970,6 +3131,13 @@ func (x *WriteFile) GetFinishId() string {
 	return ""
 }
 
+func (x *WriteFile) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
 type WriteFileReply struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	BytesWritten int64                  `protobuf:"varint,1,opt,name=bytes_written,json=bytesWritten,proto3" json:"bytes_written,omitempty"`
@@ -2982,7 +3150,7 @@ type WriteFileReply struct {
 
 func (x *WriteFileReply) Reset() {
 	*x = WriteFileReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3162,7 @@ func (x *WriteFileReply) String() string {
 func (*WriteFileReply) ProtoMessage() {}
 
 func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[39]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3175,7 @@ func (x *WriteFileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileReply.ProtoReflect.Descriptor instead.
 func (*WriteFileReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{39}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WriteFileReply) GetBytesWritten() int64 {
@@ -3044,7 +3212,7 @@ type ListFiles struct {
 
 func (x *ListFiles) Reset() {
 	*x = ListFiles{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3224,7 @@ func (x *ListFiles) String() string {
 func (*ListFiles) ProtoMessage() {}
 
 func (x *ListFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[40]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3237,7 @@ func (x *ListFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFiles.ProtoReflect.Descriptor instead.
 func (*ListFiles) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{40}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListFiles) GetPath() string {
@@ -3112,7 +3280,7 @@ type ListFilesReply struct {
 
 func (x *ListFilesReply) Reset() {
 	*x = ListFilesReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3292,7 @@ func (x *ListFilesReply) String() string {
 func (*ListFilesReply) ProtoMessage() {}
 
 func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[41]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3305,7 @@ func (x *ListFilesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesReply.ProtoReflect.Descriptor instead.
 func (*ListFilesReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{41}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListFilesReply) GetEntries() []*FileEntry {
@@ -3175,7 +3343,7 @@ type FileEntry struct {
 
 func (x *FileEntry) Reset() {
 	*x = FileEntry{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3355,7 @@ func (x *FileEntry) String() string {
 func (*FileEntry) ProtoMessage() {}
 
 func (x *FileEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[42]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3368,7 @@ func (x *FileEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEntry.ProtoReflect.Descriptor instead.
 func (*FileEntry) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{42}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FileEntry) GetPath() string {
@@ -3258,7 +3426,7 @@ type Shutdown struct {
 
 func (x *Shutdown) Reset() {
 	*x = Shutdown{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3438,7 @@ func (x *Shutdown) String() string {
 func (*Shutdown) ProtoMessage() {}
 
 func (x *Shutdown) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[43]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3451,7 @@ func (x *Shutdown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shutdown.ProtoReflect.Descriptor instead.
 func (*Shutdown) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{43}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Shutdown) GetGraceMs() uint64 {
@@ -3312,7 +3480,7 @@ type ShutdownReply struct {
 
 func (x *ShutdownReply) Reset() {
 	*x = ShutdownReply{}
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3492,7 @@ func (x *ShutdownReply) String() string {
 func (*ShutdownReply) ProtoMessage() {}
 
 func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
-	mi := &file_toolbox_v1_toolbox_proto_msgTypes[44]
+	mi := &file_toolbox_v1_toolbox_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3505,7 @@ func (x *ShutdownReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownReply.ProtoReflect.Descriptor instead.
 func (*ShutdownReply) Descriptor() ([]byte, []int) {
-	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{44}
+	return file_toolbox_v1_toolbox_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ShutdownReply) GetUsage() *v1.UsageMetrics {
@@ -3365,7 +3533,7 @@ var File_toolbox_v1_toolbox_proto protoreflect.FileDescriptor
 
 const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
-	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc4\b\n" +
+	"\x18toolbox/v1/toolbox.proto\x12\x14sandtrail.toolbox.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\t\n" +
 	"\aRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\x06target\x18\x02 \x01(\v2\x1c.sandtrail.toolbox.v1.TargetR\x06target\x123\n" +
@@ -3389,11 +3557,13 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\vdelete_file\x18\x18 \x01(\v2 .sandtrail.toolbox.v1.DeleteFileH\x00R\n" +
 	"deleteFile\x126\n" +
 	"\x06resize\x18\x19 \x01(\v2\x1c.sandtrail.toolbox.v1.ResizeH\x00R\x06resize\x129\n" +
-	"\aconnect\x18\x1a \x01(\v2\x1d.sandtrail.toolbox.v1.ConnectH\x00R\aconnectB\x06\n" +
+	"\aconnect\x18\x1a \x01(\v2\x1d.sandtrail.toolbox.v1.ConnectH\x00R\aconnect\x12@\n" +
+	"\n" +
+	"make_entry\x18\x1b \x01(\v2\x1f.sandtrail.toolbox.v1.MakeEntryH\x00R\tmakeEntryB\x06\n" +
 	"\x04call\".\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\tR\x03uid\"\x83\t\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xca\t\n" +
 	"\bResponse\x121\n" +
 	"\x05error\x18\x01 \x01(\v2\x1b.sandtrail.toolbox.v1.ErrorR\x05error\x128\n" +
 	"\x05hello\x18\n" +
@@ -3416,7 +3586,9 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\vdelete_file\x18\x18 \x01(\v2%.sandtrail.toolbox.v1.DeleteFileReplyH\x00R\n" +
 	"deleteFile\x12;\n" +
 	"\x06resize\x18\x19 \x01(\v2!.sandtrail.toolbox.v1.ResizeReplyH\x00R\x06resize\x12>\n" +
-	"\aconnect\x18\x1a \x01(\v2\".sandtrail.toolbox.v1.ConnectReplyH\x00R\aconnectB\b\n" +
+	"\aconnect\x18\x1a \x01(\v2\".sandtrail.toolbox.v1.ConnectReplyH\x00R\aconnect\x12E\n" +
+	"\n" +
+	"make_entry\x18\x1b \x01(\v2$.sandtrail.toolbox.v1.MakeEntryReplyH\x00R\tmakeEntryB\b\n" +
 	"\x06answer\"M\n" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
@@ -3559,19 +3731,28 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\tunsettled\x18\x05 \x01(\bR\tunsettled\"6\n" +
 	"\bStatFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\bR\x06digest\"\xb0\x01\n" +
+	"\x06digest\x18\x02 \x01(\bR\x06digest\"\xc4\x01\n" +
 	"\rStatFileReply\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x03R\x04size\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1c\n" +
 	"\tunsettled\x18\x03 \x01(\bR\tunsettled\x12;\n" +
 	"\vmodified_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12\x16\n" +
-	"\x06sha256\x18\x05 \x01(\fR\x06sha256\">\n" +
+	"\x06sha256\x18\x05 \x01(\fR\x06sha256\x12\x12\n" +
+	"\x04mode\x18\x06 \x01(\rR\x04mode\">\n" +
 	"\n" +
 	"DeleteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x02 \x01(\bR\trecursive\"\x11\n" +
-	"\x0fDeleteFileReply\"\xdb\x01\n" +
+	"\x0fDeleteFileReply\"\xa6\x01\n" +
+	"\tMakeEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
+	"\asymlink\x18\x02 \x01(\tR\asymlink\x12\x1a\n" +
+	"\bhardlink\x18\x03 \x01(\tR\bhardlink\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\rR\x04mode\x12;\n" +
+	"\vmodified_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\"\x10\n" +
+	"\x0eMakeEntryReply\"\x98\x02\n" +
 	"\tWriteFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tupload_id\x18\x02 \x01(\tR\buploadId\x12\x16\n" +
@@ -3581,7 +3762,10 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x06append\x18\x06 \x01(\bR\x06append\x12\x12\n" +
 	"\x04mode\x18\a \x01(\rR\x04mode\x12\x14\n" +
 	"\x05abort\x18\b \x01(\bR\x05abort\x12\x1b\n" +
-	"\tfinish_id\x18\t \x01(\tR\bfinishId\"a\n" +
+	"\tfinish_id\x18\t \x01(\tR\bfinishId\x12;\n" +
+	"\vmodified_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\"a\n" +
 	"\x0eWriteFileReply\x12#\n" +
 	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x16\n" +
@@ -3625,7 +3809,7 @@ func file_toolbox_v1_toolbox_proto_rawDescGZIP() []byte {
 	return file_toolbox_v1_toolbox_proto_rawDescData
 }
 
-var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_toolbox_v1_toolbox_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*Request)(nil),               // 0: sandtrail.toolbox.v1.Request
 	(*Target)(nil),                // 1: sandtrail.toolbox.v1.Target
@@ -3665,19 +3849,21 @@ var file_toolbox_v1_toolbox_proto_goTypes = []any{
 	(*StatFileReply)(nil),         // 35: sandtrail.toolbox.v1.StatFileReply
 	(*DeleteFile)(nil),            // 36: sandtrail.toolbox.v1.DeleteFile
 	(*DeleteFileReply)(nil),       // 37: sandtrail.toolbox.v1.DeleteFileReply
-	(*WriteFile)(nil),             // 38: sandtrail.toolbox.v1.WriteFile
-	(*WriteFileReply)(nil),        // 39: sandtrail.toolbox.v1.WriteFileReply
-	(*ListFiles)(nil),             // 40: sandtrail.toolbox.v1.ListFiles
-	(*ListFilesReply)(nil),        // 41: sandtrail.toolbox.v1.ListFilesReply
-	(*FileEntry)(nil),             // 42: sandtrail.toolbox.v1.FileEntry
-	(*Shutdown)(nil),              // 43: sandtrail.toolbox.v1.Shutdown
-	(*ShutdownReply)(nil),         // 44: sandtrail.toolbox.v1.ShutdownReply
-	nil,                           // 45: sandtrail.toolbox.v1.Configure.EnvEntry
-	nil,                           // 46: sandtrail.toolbox.v1.Start.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
-	(*v1.TerminalSize)(nil),       // 48: common.v1.TerminalSize
-	(*v1.UsageMetrics)(nil),       // 49: common.v1.UsageMetrics
-	(*v1.LimitHit)(nil),           // 50: common.v1.LimitHit
+	(*MakeEntry)(nil),             // 38: sandtrail.toolbox.v1.MakeEntry
+	(*MakeEntryReply)(nil),        // 39: sandtrail.toolbox.v1.MakeEntryReply
+	(*WriteFile)(nil),             // 40: sandtrail.toolbox.v1.WriteFile
+	(*WriteFileReply)(nil),        // 41: sandtrail.toolbox.v1.WriteFileReply
+	(*ListFiles)(nil),             // 42: sandtrail.toolbox.v1.ListFiles
+	(*ListFilesReply)(nil),        // 43: sandtrail.toolbox.v1.ListFilesReply
+	(*FileEntry)(nil),             // 44: sandtrail.toolbox.v1.FileEntry
+	(*Shutdown)(nil),              // 45: sandtrail.toolbox.v1.Shutdown
+	(*ShutdownReply)(nil),         // 46: sandtrail.toolbox.v1.ShutdownReply
+	nil,                           // 47: sandtrail.toolbox.v1.Configure.EnvEntry
+	nil,                           // 48: sandtrail.toolbox.v1.Start.EnvEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*v1.TerminalSize)(nil),       // 50: common.v1.TerminalSize
+	(*v1.UsageMetrics)(nil),       // 51: common.v1.UsageMetrics
+	(*v1.LimitHit)(nil),           // 52: common.v1.LimitHit
 }
 var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	1,  // 0: sandtrail.toolbox.v1.Request.target:type_name -> sandtrail.toolbox.v1.Target
@@ -3689,61 +3875,65 @@ var file_toolbox_v1_toolbox_proto_depIdxs = []int32{
 	26, // 6: sandtrail.toolbox.v1.Request.list:type_name -> sandtrail.toolbox.v1.List
 	30, // 7: sandtrail.toolbox.v1.Request.usage:type_name -> sandtrail.toolbox.v1.Usage
 	32, // 8: sandtrail.toolbox.v1.Request.read_file:type_name -> sandtrail.toolbox.v1.ReadFile
-	38, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
-	40, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
-	43, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
+	40, // 9: sandtrail.toolbox.v1.Request.write_file:type_name -> sandtrail.toolbox.v1.WriteFile
+	42, // 10: sandtrail.toolbox.v1.Request.list_files:type_name -> sandtrail.toolbox.v1.ListFiles
+	45, // 11: sandtrail.toolbox.v1.Request.shutdown:type_name -> sandtrail.toolbox.v1.Shutdown
 	28, // 12: sandtrail.toolbox.v1.Request.forget:type_name -> sandtrail.toolbox.v1.Forget
 	6,  // 13: sandtrail.toolbox.v1.Request.configure:type_name -> sandtrail.toolbox.v1.Configure
 	34, // 14: sandtrail.toolbox.v1.Request.stat_file:type_name -> sandtrail.toolbox.v1.StatFile
 	36, // 15: sandtrail.toolbox.v1.Request.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFile
 	22, // 16: sandtrail.toolbox.v1.Request.resize:type_name -> sandtrail.toolbox.v1.Resize
 	24, // 17: sandtrail.toolbox.v1.Request.connect:type_name -> sandtrail.toolbox.v1.Connect
-	3,  // 18: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
-	5,  // 19: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
-	9,  // 20: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
-	15, // 21: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
-	19, // 22: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
-	21, // 23: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
-	27, // 24: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
-	31, // 25: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
-	33, // 26: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
-	39, // 27: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
-	41, // 28: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
-	44, // 29: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
-	29, // 30: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
-	7,  // 31: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
-	35, // 32: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
-	37, // 33: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
-	23, // 34: sandtrail.toolbox.v1.Response.resize:type_name -> sandtrail.toolbox.v1.ResizeReply
-	25, // 35: sandtrail.toolbox.v1.Response.connect:type_name -> sandtrail.toolbox.v1.ConnectReply
-	47, // 36: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
-	45, // 37: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
-	46, // 38: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
-	48, // 39: sandtrail.toolbox.v1.Start.terminal:type_name -> common.v1.TerminalSize
-	10, // 40: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
-	11, // 41: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
-	47, // 42: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
-	49, // 43: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
-	12, // 44: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
-	12, // 45: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
-	47, // 46: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
-	50, // 47: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
-	13, // 48: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
-	16, // 49: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
-	17, // 50: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
-	11, // 51: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
-	48, // 52: sandtrail.toolbox.v1.Resize.size:type_name -> common.v1.TerminalSize
-	10, // 53: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
-	49, // 54: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
-	47, // 55: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
-	42, // 56: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
-	47, // 57: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
-	49, // 58: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	38, // 18: sandtrail.toolbox.v1.Request.make_entry:type_name -> sandtrail.toolbox.v1.MakeEntry
+	3,  // 19: sandtrail.toolbox.v1.Response.error:type_name -> sandtrail.toolbox.v1.Error
+	5,  // 20: sandtrail.toolbox.v1.Response.hello:type_name -> sandtrail.toolbox.v1.HelloReply
+	9,  // 21: sandtrail.toolbox.v1.Response.start:type_name -> sandtrail.toolbox.v1.StartReply
+	15, // 22: sandtrail.toolbox.v1.Response.attach:type_name -> sandtrail.toolbox.v1.AttachEvent
+	19, // 23: sandtrail.toolbox.v1.Response.stdin:type_name -> sandtrail.toolbox.v1.StdinReply
+	21, // 24: sandtrail.toolbox.v1.Response.signal:type_name -> sandtrail.toolbox.v1.SignalReply
+	27, // 25: sandtrail.toolbox.v1.Response.list:type_name -> sandtrail.toolbox.v1.ListReply
+	31, // 26: sandtrail.toolbox.v1.Response.usage:type_name -> sandtrail.toolbox.v1.UsageReply
+	33, // 27: sandtrail.toolbox.v1.Response.read_file:type_name -> sandtrail.toolbox.v1.ReadFileReply
+	41, // 28: sandtrail.toolbox.v1.Response.write_file:type_name -> sandtrail.toolbox.v1.WriteFileReply
+	43, // 29: sandtrail.toolbox.v1.Response.list_files:type_name -> sandtrail.toolbox.v1.ListFilesReply
+	46, // 30: sandtrail.toolbox.v1.Response.shutdown:type_name -> sandtrail.toolbox.v1.ShutdownReply
+	29, // 31: sandtrail.toolbox.v1.Response.forget:type_name -> sandtrail.toolbox.v1.ForgetReply
+	7,  // 32: sandtrail.toolbox.v1.Response.configure:type_name -> sandtrail.toolbox.v1.ConfigureReply
+	35, // 33: sandtrail.toolbox.v1.Response.stat_file:type_name -> sandtrail.toolbox.v1.StatFileReply
+	37, // 34: sandtrail.toolbox.v1.Response.delete_file:type_name -> sandtrail.toolbox.v1.DeleteFileReply
+	23, // 35: sandtrail.toolbox.v1.Response.resize:type_name -> sandtrail.toolbox.v1.ResizeReply
+	25, // 36: sandtrail.toolbox.v1.Response.connect:type_name -> sandtrail.toolbox.v1.ConnectReply
+	39, // 37: sandtrail.toolbox.v1.Response.make_entry:type_name -> sandtrail.toolbox.v1.MakeEntryReply
+	49, // 38: sandtrail.toolbox.v1.HelloReply.started_at:type_name -> google.protobuf.Timestamp
+	47, // 39: sandtrail.toolbox.v1.Configure.env:type_name -> sandtrail.toolbox.v1.Configure.EnvEntry
+	48, // 40: sandtrail.toolbox.v1.Start.env:type_name -> sandtrail.toolbox.v1.Start.EnvEntry
+	50, // 41: sandtrail.toolbox.v1.Start.terminal:type_name -> common.v1.TerminalSize
+	10, // 42: sandtrail.toolbox.v1.StartReply.state:type_name -> sandtrail.toolbox.v1.ExecState
+	11, // 43: sandtrail.toolbox.v1.ExecState.end:type_name -> sandtrail.toolbox.v1.End
+	49, // 44: sandtrail.toolbox.v1.ExecState.started_at:type_name -> google.protobuf.Timestamp
+	51, // 45: sandtrail.toolbox.v1.End.usage:type_name -> common.v1.UsageMetrics
+	12, // 46: sandtrail.toolbox.v1.End.stdout:type_name -> sandtrail.toolbox.v1.StreamEnd
+	12, // 47: sandtrail.toolbox.v1.End.stderr:type_name -> sandtrail.toolbox.v1.StreamEnd
+	49, // 48: sandtrail.toolbox.v1.End.ended_at:type_name -> google.protobuf.Timestamp
+	52, // 49: sandtrail.toolbox.v1.End.limits:type_name -> common.v1.LimitHit
+	13, // 50: sandtrail.toolbox.v1.StreamEnd.gaps:type_name -> sandtrail.toolbox.v1.Gap
+	16, // 51: sandtrail.toolbox.v1.AttachEvent.data:type_name -> sandtrail.toolbox.v1.Data
+	17, // 52: sandtrail.toolbox.v1.AttachEvent.skip:type_name -> sandtrail.toolbox.v1.Skip
+	11, // 53: sandtrail.toolbox.v1.AttachEvent.end:type_name -> sandtrail.toolbox.v1.End
+	50, // 54: sandtrail.toolbox.v1.Resize.size:type_name -> common.v1.TerminalSize
+	10, // 55: sandtrail.toolbox.v1.ListReply.execs:type_name -> sandtrail.toolbox.v1.ExecState
+	51, // 56: sandtrail.toolbox.v1.UsageReply.usage:type_name -> common.v1.UsageMetrics
+	49, // 57: sandtrail.toolbox.v1.StatFileReply.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 58: sandtrail.toolbox.v1.MakeEntry.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 59: sandtrail.toolbox.v1.WriteFile.modified_at:type_name -> google.protobuf.Timestamp
+	44, // 60: sandtrail.toolbox.v1.ListFilesReply.entries:type_name -> sandtrail.toolbox.v1.FileEntry
+	49, // 61: sandtrail.toolbox.v1.FileEntry.modified_at:type_name -> google.protobuf.Timestamp
+	51, // 62: sandtrail.toolbox.v1.ShutdownReply.usage:type_name -> common.v1.UsageMetrics
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_toolbox_v1_toolbox_proto_init() }
@@ -3769,6 +3959,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Request_DeleteFile)(nil),
 		(*Request_Resize)(nil),
 		(*Request_Connect)(nil),
+		(*Request_MakeEntry)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[2].OneofWrappers = []any{
 		(*Response_Hello)(nil),
@@ -3788,6 +3979,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 		(*Response_DeleteFile)(nil),
 		(*Response_Resize)(nil),
 		(*Response_Connect)(nil),
+		(*Response_MakeEntry)(nil),
 	}
 	file_toolbox_v1_toolbox_proto_msgTypes[15].OneofWrappers = []any{
 		(*AttachEvent_Data)(nil),
@@ -3800,7 +3992,7 @@ func file_toolbox_v1_toolbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_toolbox_v1_toolbox_proto_rawDesc), len(file_toolbox_v1_toolbox_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
