@@ -21,6 +21,7 @@ require (
 	github.com/prometheus/client_golang v1.25.0
 	github.com/sandtrail/sandtrail/libs v0.0.0-00010101000000-000000000000
 	github.com/sandtrail/sandtrail/proto v0.0.0-00010101000000-000000000000
+	github.com/sandtrail/sandtrail/toolbox v0.0.0-00010101000000-000000000000
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc v0.72.0
 	go.opentelemetry.io/otel v1.47.0

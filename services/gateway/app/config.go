@@ -51,6 +51,8 @@ type Config struct {
 	MaxCPUMillis uint32
 	// MaxMemoryBytes that a request may ask for: 64 GiB.
 	MaxMemoryBytes uint64
+	// MaxFileBytes of a file, or of what an archive holds, that one call over HTTP writes: 1 TiB, so that the workspace's size comes first.
+	MaxFileBytes int64
 	// Runtime of a sandbox unless a request says otherwise: 24 h; MaxRuntime that one may ask for: 30 days.
 	Runtime, MaxRuntime time.Duration
 	// ExecTimeout unless a request says otherwise: 1 h; MaxExecTimeout that one may ask for: 24 h.
@@ -100,6 +102,7 @@ func (c Config) withDefaults() Config {
 	set(&c.MaxWorkspaceBytes, 100<<30)
 	set(&c.MaxCPUMillis, 64_000)
 	set(&c.MaxMemoryBytes, 64<<30)
+	set(&c.MaxFileBytes, maxFileBytes)
 	set(&c.Runtime, 24*time.Hour)
 	set(&c.MaxRuntime, 30*24*time.Hour)
 	set(&c.ExecTimeout, time.Hour)
@@ -185,8 +188,14 @@ func (c Config) Validate() error {
 	if c.WorkspaceBytes > c.MaxWorkspaceBytes {
 		errs = append(errs, fmt.Errorf("workspace-bytes: %d is over the maximum of %d", c.WorkspaceBytes, c.MaxWorkspaceBytes))
 	}
+	if c.MaxFileBytes < 1<<20 || c.MaxFileBytes > maxFileBytes {
+		errs = append(errs, fmt.Errorf("max-file-bytes: %d is not between 1 MiB and 1 TiB", c.MaxFileBytes))
+	}
 	return errors.Join(errs...)
 }
+
+// maxFileBytes is what the document of the HTTP API promises at most.
+const maxFileBytes = 1 << 40
 
 // maxHeartbeat leaves 5 s until the 15 s that streams promise, for a page of the log that does not come.
 const maxHeartbeat = 10 * time.Second
@@ -205,7 +214,8 @@ func loopback(host string) bool {
 func (c Config) limits() usecase.Limits {
 	return usecase.Limits{
 		WorkspaceBytes: c.WorkspaceBytes, MaxWorkspaceBytes: c.MaxWorkspaceBytes, MaxCPUMillis: c.MaxCPUMillis, MaxMemoryBytes: c.MaxMemoryBytes,
-		Runtime: c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
+		MaxFileBytes: c.MaxFileBytes,
+		Runtime:      c.Runtime, MaxRuntime: c.MaxRuntime, ExecTimeout: c.ExecTimeout, MaxExecTimeout: c.MaxExecTimeout,
 		StartWait: c.StartWait, DestroyWait: c.DestroyWait, DisconnectGrace: c.DisconnectGrace, Heartbeat: c.Heartbeat,
 		Quotas:         c.Quotas,
 		OutagePatience: c.OutagePatience,

@@ -2,7 +2,7 @@ package app
 
 import "time"
 
-// EdgeFlags are the flags of TLS and of tokens, for every program that runs a gateway.
+// EdgeFlags are the flags of TLS, of tokens and of files, for every program that runs a gateway.
 type EdgeFlags struct {
 	TLSCert        string            `name:"tls-cert" placeholder:"FILE" help:"PEM file with the certificate for gRPC and HTTP; without one both are in clear. Read again when it changes." type:"path"`
 	TLSKey         string            `name:"tls-key" placeholder:"FILE" help:"PEM file with the certificate's key." type:"path"`
@@ -14,11 +14,13 @@ type EdgeFlags struct {
 	JWTScopeClaim  string            `name:"jwt-scope-claim" default:"scope" help:"Claim with the scopes: its name, or a JSON pointer."`
 	JWTTenants     map[string]string `name:"jwt-tenants" placeholder:"VALUE=TENANT" help:"Tenants by the values of their claim; without any the value is the tenant."`
 	JWTScopes      map[string]string `name:"jwt-scopes" placeholder:"VALUE=SCOPE+SCOPE" help:"Scopes by the values of their claim; without any the values are names of scopes."`
+	MaxFileBytes   int64             `name:"max-file-bytes" placeholder:"N" help:"Most bytes of a file, or of what an archive holds, that one call over HTTP writes, up to 1 TiB, which is the default."`
 }
 
 // Into puts them into a configuration.
 func (f EdgeFlags) Into(c Config) Config {
 	c.TLSCert, c.TLSKey = f.TLSCert, f.TLSKey
+	c.MaxFileBytes = f.MaxFileBytes
 	c.JWT = JWT{
 		JWKS: f.JWKSURL, Issuer: f.JWTIssuer, Audience: f.JWTAudience, Skew: f.JWTSkew, TenantClaim: f.JWTTenantClaim, ScopeClaim: f.JWTScopeClaim,
 		Tenants: f.JWTTenants, Scopes: f.JWTScopes,

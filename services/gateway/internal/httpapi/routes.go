@@ -109,7 +109,7 @@ var routes = []route{
 	{
 		method: http.MethodPut, path: "/sandbox/{id}/files", id: "write_file",
 		about:  "Make the body the content of a file, at once, whatever its size. Content-Digest or Repr-Digest (sha-256) is checked before.",
-		scopes: tenant.Files, body: maxFile, media: mediaBytes, keyed: true, query: []string{"path", "mode"}, long: true, do: (*call).writeFile,
+		scopes: tenant.Files, body: maxFile, media: mediaBytes, keyed: true, query: []string{"path", "mode", "modified"}, long: true, do: (*call).writeFile,
 		answers: map[int]any{http.StatusOK: written{}}, errors: []int{http.StatusNotFound, http.StatusConflict, http.StatusInsufficientStorage},
 	},
 	{

@@ -1,12 +1,12 @@
 package sandboxapi
 
 import (
+	"context"
 	"fmt"
 	"mime"
 	"net/http"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,11 +15,9 @@ import (
 	"github.com/sandtrail/sandtrail/libs/fault"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
-	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/content"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
-
-// filePart is how much of a file is read at once.
-const filePart = 4 << 20
 
 // entry is a file or directory as it is shown.
 type entry struct {
@@ -155,8 +153,15 @@ func (c *call) stat(p place, name string) (entry, error) {
 	return entry{Name: path.Base(at), Path: at, Size: uint64(max(size, 0))}, err
 }
 
-// download answers a file as bytes. One that gets shorter meanwhile ends with a connection that is cut.
+// download answers a file, or a range of it, as bytes; with format=tar a directory as an archive.
 func (c *call) download() error {
+	switch format := c.r.URL.Query().Get("format"); format {
+	case "":
+	case "tar":
+		return c.downloadTree()
+	default:
+		return field("format", "must be tar, or left out for a file")
+	}
 	p, err := c.place()
 	if err != nil {
 		return err
@@ -165,36 +170,17 @@ func (c *call) download() error {
 	if err != nil {
 		return err
 	}
-	if !c.memory.Take(filePart) {
-		return edge.Busy()
+	a := content.Answer{
+		Reply: c.Reply, W: c.w, R: c.r, Memory: c.memory, Sandbox: p.id, Path: p.abs(name),
+		Open: func(ctx context.Context, digest bool) (*usecase.Reading, error) {
+			f, err := c.use.OpenFile(ctx, c.p, p.id, name, digest)
+			if err == nil {
+				c.w.Header().Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
+			}
+			return f, err
+		},
 	}
-	defer c.memory.Give(filePart)
-	var size, sent int64
-	for {
-		data, total, eof, err := c.use.ReadFile(c.ctx, c.p, p.id, name, sent, filePart)
-		if err != nil {
-			return err
-		}
-		if c.Status == 0 {
-			size = total
-			c.Begin(http.StatusOK, mediaBytes)
-			c.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-			c.w.Header().Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
-			c.w.WriteHeader(http.StatusOK)
-		}
-		data = data[:min(int64(len(data)), size-sent)]
-		_ = c.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime))
-		if _, err := c.w.Write(data); err != nil {
-			return err
-		}
-		sent += int64(len(data))
-		switch {
-		case sent == size:
-			return nil
-		case eof || len(data) == 0:
-			return fault.New(fault.Conflict, fault.ReasonConflict, "the file got shorter while it was read")
-		}
-	}
+	return a.Send(c.ctx)
 }
 
 // ofPath answers that something was done at a path.

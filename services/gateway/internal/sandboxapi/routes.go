@@ -49,6 +49,7 @@ var routes = []route{
 	{method: http.MethodGet, path: toolbox + "/files/download", id: "download", scopes: tenant.Files, long: true, do: (*call).download},
 	{method: http.MethodPost, path: toolbox + "/files/upload", id: "upload", scopes: tenant.Files, long: true, do: (*call).upload},
 	{method: http.MethodPost, path: toolbox + "/files/bulk-upload", id: "bulk_upload", scopes: tenant.Files, long: true, do: (*call).uploadAll},
+	{method: http.MethodPost, path: toolbox + "/files/upload-tar", id: "upload_tar", scopes: tenant.Files, long: true, do: (*call).uploadTree},
 	{method: http.MethodPost, path: toolbox + "/files/folder", id: "folder", scopes: tenant.Files, do: (*call).makeFolder},
 	{method: http.MethodPost, path: toolbox + "/files/move", id: "move", scopes: tenant.Files, do: (*call).moveFile},
 	{method: http.MethodDelete, path: toolbox + "/files/delete", id: "delete_file", scopes: tenant.Files, do: (*call).deleteFile},

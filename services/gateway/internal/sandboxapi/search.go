@@ -146,6 +146,9 @@ type replaced struct {
 	Error        string `json:"error,omitempty"`
 }
 
+// maxReplace is the most bytes of a file in which a text is replaced.
+const maxReplace = 16 << 20
+
 // replaceInFiles puts one text in the place of another, literally, in each of the files. One that fails does not keep the others.
 func (c *call) replaceInFiles() error {
 	p, err := c.place()
@@ -182,18 +185,18 @@ func (c *call) replaceInFiles() error {
 }
 
 func (c *call) replace(p place, name string, b replacement) (int, error) {
-	if !c.memory.Take(2 * maxFile) {
+	if !c.memory.Take(2 * maxReplace) {
 		return 0, edge.Busy()
 	}
-	defer c.memory.Give(2 * maxFile)
-	data, size, eof, err := c.use.ReadFile(c.ctx, c.p, p.id, p.abs(name), 0, maxFile)
+	defer c.memory.Give(2 * maxReplace)
+	data, size, eof, err := c.use.ReadFile(c.ctx, c.p, p.id, p.abs(name), 0, maxReplace)
 	if err != nil {
 		return 0, err
 	}
 	n := bytes.Count(data, []byte(b.Pattern))
 	grown := len(data) + n*(len(b.NewValue)-len(b.Pattern))
-	if !eof || grown > maxFile {
-		return 0, fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "a file of %d bytes is too large for this; at most %d", max(int(size), grown), maxFile)
+	if !eof || grown > maxReplace {
+		return 0, fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "a file of %d bytes is too large for this; at most %d", max(int(size), grown), maxReplace)
 	}
 	if n == 0 {
 		return 0, nil

@@ -8,19 +8,15 @@ import (
 	"net/http"
 	"path"
 	"strings"
-	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
-	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/content"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
-const (
-	// maxFile is the most bytes of a file that is uploaded, maxFiles how many come in one request.
-	maxFile, maxFiles = 16 << 20, 100
-	// uploadIdle is how long a client may send nothing of an upload, uploadTime how long one file may take.
-	uploadIdle, uploadTime = 30 * time.Second, 2 * time.Minute
-)
+// maxFiles is how many files come in one request, and the one behind them that is refused.
+const maxFiles = 100
 
 // uploaded says of a file that it is there.
 type uploaded struct {
@@ -32,19 +28,20 @@ type uploaded struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// parts reads the files of a multipart body one after the other. each gets a part's field name, its file name without directories, and data.
-func (c *call) parts(each func(name, file string, data io.Reader) (more bool, err error)) (err error) {
-	r, err := c.r.MultipartReader()
+// parts reads the files of a multipart body one after the other, each as it comes. each gets a part and the name of its file, without
+// directories.
+func (c *call) parts(each func(part *multipart.Part, file string) (more bool, err error)) (err error) {
+	body := content.NewBody(c.w, c.r, c.opt.BodyTime)
+	defer func() { body.Done(err) }()
+	r, err := content.Multipart(c.r, body)
 	if err != nil {
 		return fault.New(fault.InvalidArgument, fault.ReasonMediaType, "send the file as `Content-Type: multipart/form-data`")
 	}
-	defer func() {
-		if err == nil { // else as in object
-			_ = c.rc.SetReadDeadline(time.Time{})
-		}
-	}()
+	if !c.memory.Take(2 * usecase.PartBytes) {
+		return edge.Busy()
+	}
+	defer c.memory.Give(2 * usecase.PartBytes)
 	for range maxFiles {
-		c.patient(time.Now().Add(uploadIdle))
 		part, err := r.NextPart()
 		switch {
 		case errors.Is(err, io.EOF):
@@ -52,11 +49,11 @@ func (c *call) parts(each func(name, file string, data io.Reader) (more bool, er
 		case err != nil:
 			return malformed("it is no multipart form, or its end did not come")
 		}
-		more, err := each(part.FormName(), base(part), &patientReader{c, part, time.Now().Add(uploadTime)})
-		_ = part.Close() // what is left of it is skipped
+		more, err := each(part, base(part))
 		if err != nil || !more {
 			return err
 		}
+		_ = part.Close() // what is left of it is skipped
 	}
 	return fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "one request has at most %d files", maxFiles-1)
 }
@@ -65,26 +62,6 @@ func (c *call) parts(each func(name, file string, data io.Reader) (more bool, er
 func base(p *multipart.Part) string {
 	name := p.FileName()
 	return name[strings.LastIndexByte(name, '\\')+1:]
-}
-
-// patient gives the client more time to send something, up to end.
-func (c *call) patient(end time.Time) {
-	if idle := time.Now().Add(uploadIdle); idle.Before(end) {
-		end = idle
-	}
-	_ = c.rc.SetReadDeadline(end)
-}
-
-// patientReader fails where nothing comes for too long, and not where much does.
-type patientReader struct {
-	c   *call
-	r   io.Reader
-	end time.Time
-}
-
-func (p *patientReader) Read(b []byte) (int, error) {
-	p.c.patient(p.end)
-	return p.r.Read(b)
 }
 
 // upload makes a file of the part called file. A path that is a directory, or ends with a slash, is where it goes under its own name;
@@ -99,8 +76,8 @@ func (c *call) upload() error {
 		return err
 	}
 	var done *uploaded
-	err = c.parts(func(name, file string, data io.Reader) (bool, error) {
-		if name != "file" {
+	err = c.parts(func(part *multipart.Part, file string) (bool, error) {
+		if part.FormName() != "file" {
 			return true, nil
 		}
 		at := p.abs(to)
@@ -110,7 +87,7 @@ func (c *call) upload() error {
 			}
 			at = path.Join(at, file)
 		}
-		done, err = c.put(p, at, file, data)
+		done, err = c.put(p, at, file, part)
 		return false, err
 	})
 	if err == nil && done == nil {
@@ -141,7 +118,8 @@ func (c *call) uploadAll() error {
 	}
 	results, ok := []*uploaded{}, true
 	var first error
-	err = c.parts(func(name, file string, data io.Reader) (bool, error) {
+	err = c.parts(func(part *multipart.Part, file string) (bool, error) {
+		name := part.FormName()
 		if file == "" {
 			return true, nil // no file, a plain field of the form
 		}
@@ -151,7 +129,7 @@ func (c *call) uploadAll() error {
 		if strings.Contains(name, "..") || path.IsAbs(name) {
 			name = path.Base(name)
 		}
-		done, err := c.put(p, path.Join(p.abs(dir), name), name, data)
+		done, err := c.put(p, path.Join(p.abs(dir), name), name, part)
 		if err != nil {
 			if c.ctx.Err() != nil {
 				return false, err
@@ -175,20 +153,14 @@ func (c *call) uploadAll() error {
 	return c.answer(http.StatusOK, map[string]any{"success": ok, "results": results})
 }
 
-// put writes a file and answers once it is there, with what was found there.
-func (c *call) put(p place, at, name string, data io.Reader) (*uploaded, error) {
-	body, held, err := edge.Gather(data, maxFile, -1, c.memory)
-	defer func() { c.memory.Give(held) }()
-	var busy *fault.Error
-	switch {
-	case errors.As(err, &busy):
-		return nil, busy
-	case err != nil:
-		return nil, malformed("the end of the file did not come")
-	case len(body) > maxFile:
-		return nil, fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "the file has more than the %d bytes that are taken", maxFile)
+// put writes a file as it comes and answers once it is there, with what was found there.
+func (c *call) put(p place, at, name string, part *multipart.Part) (*uploaded, error) {
+	bad := map[string]string{}
+	mode, modified := content.Kept(c.r.URL.Query(), part.Header, bad)
+	if err := invalid(bad); err != nil {
+		return nil, err
 	}
-	w, err := c.use.WriteFile(c.ctx, c.p, "", &computev1.WriteFileRequest{SandboxId: p.id, Path: at, Data: body})
+	w, err := c.use.PutFile(c.ctx, c.p, "", usecase.Upload{Sandbox: p.id, Path: at, Mode: mode, ModifiedAt: modified}, part)
 	if err != nil {
 		return nil, err
 	}

@@ -1,15 +1,20 @@
 package usecase
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"hash"
 	"io"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/pause"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
@@ -28,6 +33,8 @@ type File struct {
 	// Unsettled: the file was changed so short a time ago that a further change may not show in Version.
 	Unsettled  bool
 	ModifiedAt time.Time
+	// Mode are permission bits; 0 where the toolbox does not say.
+	Mode uint32
 	// SHA256 of the whole file, where it was asked for.
 	SHA256 []byte
 }
@@ -55,6 +62,7 @@ func (u *UseCases) OpenFile(ctx context.Context, p principal.Principal, id, path
 	}
 	r := &Reading{u: u, box: s, path: path, File: File{
 		Size: reply.GetTotalSize(), Version: reply.GetVersion(), Unsettled: reply.GetUnsettled(), SHA256: reply.GetSha256(),
+		Mode: reply.GetMode(),
 	}}
 	if reply.GetModifiedAt() != nil {
 		r.ModifiedAt = reply.GetModifiedAt().AsTime()
@@ -82,6 +90,8 @@ type Upload struct {
 	Sandbox, Path string
 	// Mode are permission bits; 0: 0644 for a new file, as it is for an old one.
 	Mode uint32
+	// ModifiedAt is the time of modification that the file gets; zero: as it comes.
+	ModifiedAt time.Time
 	// Check refuses what came, before the file changes; nil takes everything.
 	Check func(sha256 []byte, size int64) error
 }
@@ -102,7 +112,7 @@ func (u *UseCases) PutFile(ctx context.Context, p principal.Principal, key strin
 	if err != nil {
 		return Written{}, err
 	}
-	w := &uploading{u: u, box: s, file: f, id: ids.New(), sum: sha256.New()}
+	w := newUploading(u, s, f, new(parts))
 	if err := w.collect(ctx, body); err != nil {
 		w.abort(ctx)
 		return Written{}, err
@@ -124,7 +134,7 @@ func (u *UseCases) PutFile(ctx context.Context, p principal.Principal, key strin
 // finish makes what was collected the file, once for a key.
 func (u *UseCases) finish(ctx context.Context, p principal.Principal, key string, w *uploading, sum []byte) (Written, error) {
 	c, err := u.claim(ctx, w.box.Tenant, "WriteFile", key, p.Actor, &computev1.WriteFileRequest{
-		SandboxId: w.file.Sandbox, Path: w.file.Path, Mode: w.file.Mode, Data: sum,
+		SandboxId: w.file.Sandbox, Path: w.file.Path, Mode: w.file.Mode, Data: binding(sum, w.file.ModifiedAt),
 	})
 	if err != nil {
 		return Written{}, err
@@ -132,62 +142,129 @@ func (u *UseCases) finish(ctx context.Context, p principal.Principal, key string
 	return u.once(ctx, c, func(ctx context.Context) (Written, error) { return w.finish(ctx, c.id()) })
 }
 
+// binding is what an idempotency key is bound to of a file beside its place and permissions.
+func binding(sum []byte, modified time.Time) []byte {
+	if modified.IsZero() {
+		return sum
+	}
+	return binary.BigEndian.AppendUint64(bytes.Clone(sum), uint64(modified.UnixNano())) //nolint:gosec // bits that tell times apart
+}
+
+// parts hold what is under way of an upload: one that is read, and one before it that is held back until it is known not to be the last.
+type parts [2][]byte
+
 // uploading is a file on its way: all but its last part lie in the workspace, under a name of their own.
 type uploading struct {
-	u    *UseCases
-	box  sandbox.Sandbox
-	file Upload
-	id   string
-	sum  hash.Hash
+	u     *UseCases
+	box   sandbox.Sandbox
+	file  Upload
+	id    string
+	sum   hash.Hash
+	parts *parts
 	// last is the part that is held back; sent is how much lies in the workspace, size all of it.
 	last       []byte
 	sent, size int64
 	finished   bool
 }
 
+func newUploading(u *UseCases, s sandbox.Sandbox, f Upload, p *parts) *uploading {
+	return &uploading{u: u, box: s, file: f, id: ids.New(), sum: sha256.New(), parts: p}
+}
+
 // collect reads body to its end.
 func (w *uploading) collect(ctx context.Context, body io.Reader) error {
-	next := make([]byte, partBytes)
-	for {
-		n, err := io.ReadFull(body, next)
+	for i := 0; ; i++ {
+		if w.parts[i%2] == nil {
+			w.parts[i%2] = make([]byte, partBytes)
+		}
+		next := w.parts[i%2]
+		n, err := io.ReadFull(steady{body}, next)
 		over := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 		if err != nil && !over {
 			return err
 		}
 		if w.last != nil && n > 0 {
-			if _, err := w.part(ctx, w.last, false, ""); err != nil {
+			if err := w.pass(ctx, w.last); err != nil {
 				return err
 			}
 			w.sent += int64(len(w.last))
 		}
 		if n > 0 || w.last == nil {
-			spare := w.last
 			w.last = next[:n]
-			if next = spare[:cap(spare)]; next == nil {
-				next = make([]byte, partBytes)
-			}
 			w.sum.Write(w.last)
 			w.size += int64(n)
 		}
-		if over {
+		switch {
+		case w.size > w.u.limits.MaxFileBytes:
+			return w.u.tooLarge()
+		case over:
 			return nil
 		}
 	}
 }
 
-func (w *uploading) part(ctx context.Context, data []byte, last bool, finish string) (*commandsv1.FileReply, error) {
-	return w.u.fileCall(ctx, w.box, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
-		Path: w.file.Path, UploadId: w.id, Offset: w.sent, Data: data, Last: last, Mode: w.file.Mode, FinishId: finish,
-	}}})
+// steady is a body whose breaking off is never taken for a short last part.
+type steady struct{ r io.Reader }
+
+func (s steady) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if errors.Is(err, io.ErrUnexpectedEOF) { // and not wrapped: it would still be taken for one
+		err = fault.New(fault.InvalidArgument, fault.ReasonMalformed, "the end of the file did not come")
+	}
+	return n, err
 }
 
-func (w *uploading) finish(ctx context.Context, id string) (Written, error) {
-	reply, err := w.part(ctx, w.last, true, id)
-	if err != nil {
-		return Written{}, err
+// tooLarge is the fault of a file, or of an archive, over what one call writes.
+func (u *UseCases) tooLarge() error {
+	return fault.Newf(fault.InvalidArgument, fault.ReasonTooLarge, "it has more than the %d bytes that are taken", u.limits.MaxFileBytes)
+}
+
+// MaxFile is the most bytes of a file that one call writes.
+func (u *UseCases) MaxFile() int64 { return u.limits.MaxFileBytes }
+
+// restless is how long a part is sent again while nothing answers: a service that is restarted does not cost an upload of an hour.
+const restless = 20 * time.Second
+
+// pass sends a part that is not the last one. It is the same part however often it comes.
+func (w *uploading) pass(ctx context.Context, data []byte) error {
+	end := time.Now().Add(restless)
+	for {
+		_, err := w.part(ctx, data, false, "")
+		if err == nil || fault.CodeOf(err) != fault.Unavailable || time.Now().After(end) {
+			return err
+		}
+		if err := pause.For(ctx, time.Second); err != nil {
+			return err
+		}
 	}
-	w.finished = true
-	return Written{Bytes: w.size, Size: reply.GetSize(), SHA256: reply.GetSha256()}, nil
+}
+
+func (w *uploading) part(ctx context.Context, data []byte, last bool, finish string) (*commandsv1.FileReply, error) {
+	part := &commandsv1.WritePart{
+		Path: w.file.Path, UploadId: w.id, Offset: w.sent, Data: data, Last: last, Mode: w.file.Mode, FinishId: finish,
+	}
+	if last && !w.file.ModifiedAt.IsZero() {
+		part.ModifiedAt = timestamppb.New(w.file.ModifiedAt)
+	}
+	return w.u.fileCall(ctx, w.box, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: part}})
+}
+
+// finish sends the last part. Of large files a sandbox's worker finishes one at a time: nothing was done of one that has to wait.
+func (w *uploading) finish(ctx context.Context, id string) (Written, error) {
+	end := time.Now().Add(wholeWait)
+	for {
+		reply, err := w.part(ctx, w.last, true, id)
+		if err == nil {
+			w.finished = true
+			return Written{Bytes: w.size, Size: reply.GetSize(), SHA256: reply.GetSha256()}, nil
+		}
+		if fault.CodeOf(err) != fault.Unavailable || !fault.Is(err, fault.ReasonConflict) || time.Now().After(end) {
+			return Written{}, err
+		}
+		if err := pause.For(ctx, time.Second); err != nil {
+			return Written{}, err
+		}
+	}
 }
 
 // abort removes what was collected. What it does not reach is removed some time after its last part.

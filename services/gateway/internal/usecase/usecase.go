@@ -50,6 +50,8 @@ type Limits struct {
 	// MaxCPUMillis and MaxMemoryBytes that a request may ask for.
 	MaxCPUMillis   uint32
 	MaxMemoryBytes uint64
+	// MaxFileBytes of a file, or of all that an archive holds, that one call writes.
+	MaxFileBytes int64
 	// MaxRuntime of a sandbox unless a request says otherwise, and the most it may ask for.
 	Runtime, MaxRuntime time.Duration
 	// ExecTimeout unless a request says otherwise, and the most it may ask for.

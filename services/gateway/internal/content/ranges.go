@@ -1,4 +1,4 @@
-package httpapi
+package content
 
 import (
 	"bytes"
@@ -100,7 +100,8 @@ func digestOf(header string) (sum []byte, ok bool) {
 	return nil, true
 }
 
-func digestHeader(sum []byte) string {
+// DigestHeader is a SHA-256 as Content-Digest and Repr-Digest have it.
+func DigestHeader(sum []byte) string {
 	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum) + ":"
 }
 
@@ -115,8 +116,8 @@ func wantsDigest(h http.Header) bool {
 	return false
 }
 
-// sent are the digests that come with a body, by the header that they came in; all that is wrong with them goes into bad.
-func sent(h http.Header, bad map[string]string) map[string][]byte {
+// Digests are the digests that come with a body, by the header that they came in; all that is wrong with them goes into bad.
+func Digests(h http.Header, bad map[string]string) map[string][]byte {
 	all := map[string][]byte{}
 	for _, name := range []string{"Content-Digest", "Repr-Digest"} {
 		values := h[name]
@@ -133,8 +134,8 @@ func sent(h http.Header, bad map[string]string) map[string][]byte {
 	return all
 }
 
-// differs names the header whose digest is not that of what came; empty where there is none.
-func differs(all map[string][]byte, sum []byte) string {
+// Differs names the header whose digest is not that of what came; empty where there is none.
+func Differs(all map[string][]byte, sum []byte) string {
 	for name, want := range all {
 		if !bytes.Equal(want, sum) {
 			return strings.ToLower(name)

@@ -1,4 +1,4 @@
-package httpapi
+package content
 
 import (
 	"net/http"
@@ -29,7 +29,7 @@ func FuzzRange(f *testing.F) {
 
 // FuzzDigestHeader: a digest is read back as it is written, and what is none is refused.
 func FuzzDigestHeader(f *testing.F) {
-	for _, s := range []string{digestHeader(make([]byte, 32)), "sha-256=:AA==:", "md5=:AA==:", "sha-256=x, sha-512=:y:", "SHA-256=::;q=1", ""} {
+	for _, s := range []string{DigestHeader(make([]byte, 32)), "sha-256=:AA==:", "md5=:AA==:", "sha-256=x, sha-512=:y:", "SHA-256=::;q=1", ""} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, header string) {
@@ -38,7 +38,7 @@ func FuzzDigestHeader(f *testing.F) {
 			t.Fatalf("%q is %x", header, sum)
 		}
 		if sum != nil {
-			if again, ok := digestOf(digestHeader(sum)); !ok || string(again) != string(sum) {
+			if again, ok := digestOf(DigestHeader(sum)); !ok || string(again) != string(sum) {
 				t.Fatalf("%x became %x", sum, again)
 			}
 		}
