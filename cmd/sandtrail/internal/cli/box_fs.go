@@ -1,16 +1,12 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/named"
@@ -29,8 +25,8 @@ type FS struct {
 	Search   FSSearch   `cmd:"" help:"Find files by a glob."`
 	Grep     FSGrep     `cmd:"" help:"Find lines that hold a text."`
 	Replace  FSReplace  `cmd:"" help:"Put one text in the place of another."`
-	Upload   FSUpload   `cmd:"" help:"Copy a local file into a sandbox."`
-	Download FSDownload `cmd:"" help:"Copy a file out of a sandbox."`
+	Upload   FSUpload   `cmd:"" help:"Copy a local file or directory into a sandbox."`
+	Download FSDownload `cmd:"" help:"Copy a file or directory out of a sandbox."`
 	Watch    FSWatch    `cmd:"" help:"Tell what changes in a directory."`
 }
 
@@ -96,30 +92,10 @@ type FSCat struct {
 
 // Run prints it.
 func (f *FSCat) Run(e *Env) error {
-	return f.fetch(e, f.Path, func(r io.Reader, _ int64) error {
-		_, err := io.Copy(e.Stdout, r)
+	return f.fetch(e, f.Path, func(d *named.Download) error {
+		_, err := io.Copy(e.Stdout, d)
 		return err
 	})
-}
-
-func (b *inBox) fetch(e *Env, from string, take func(r io.Reader, size int64) error) error {
-	ctx, api, done, err := b.connect(e, 0)
-	if err != nil {
-		return err
-	}
-	defer done()
-	res, err := api.Do(ctx, named.Request{Method: http.MethodGet, Path: named.Box(b.Name, "toolbox/files/download"), Query: url.Values{"path": {from}}})
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if err := take(res.Body, res.ContentLength); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return fmt.Errorf("copy %s: %w", from, err)
-	}
-	return nil
 }
 
 // FSWrite is `sandtrail fs write`.
@@ -135,27 +111,7 @@ func (f *FSWrite) Run(e *Env) error {
 	if f.Content != nil {
 		data = strings.NewReader(*f.Content)
 	}
-	return f.put(e, data, f.Path, path.Base(f.Path))
-}
-
-// written is what a server says of a file that it took.
-type written struct {
-	Path string `json:"path"`
-	Size int64  `json:"size"`
-}
-
-func (b *inBox) put(e *Env, data io.Reader, to, name string) error {
-	ctx, api, done, err := b.connect(e, 0)
-	if err != nil {
-		return err
-	}
-	defer done()
-	var w written
-	if err := api.Upload(ctx, b.Name, to, name, data, &w); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(e.Stdout, "%s  %d bytes\n", render.Clean(w.Path), w.Size)
-	return err
+	return f.put(e, named.Upload{Path: f.Path, Name: path.Base(f.Path), Data: data})
 }
 
 // FSMkdir is `sandtrail fs mkdir`.
@@ -287,88 +243,4 @@ func (f *FSReplace) Run(e *Env) error {
 	}
 	_, err := fmt.Fprintf(e.Stdout, "%s  %d replaced\n", render.Clean(f.File), n)
 	return err
-}
-
-// FSUpload is `sandtrail fs upload`.
-type FSUpload struct {
-	inBox
-	Local  string `arg:"" help:"The local file, or - for stdin."`
-	Target string `arg:"" help:"Its path in the sandbox; one that ends in / gets it under its own name."`
-}
-
-// Run copies it.
-func (f *FSUpload) Run(e *Env) error {
-	if f.Local == "-" {
-		return f.put(e, e.Stdin, f.Target, path.Base(f.Target))
-	}
-	file, err := os.Open(f.Local)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return usagef("%s is no regular file", f.Local)
-	}
-	p := render.NewProgress(e.Stderr)
-	defer p.Clear()
-	return f.put(e, &counted{r: file, p: p, name: f.Local, total: info.Size()}, f.Target, filepath.Base(f.Local))
-}
-
-// counted tells how far a copy is.
-type counted struct {
-	r           io.Reader
-	p           *render.Progress
-	name        string
-	done, total int64
-}
-
-func (c *counted) Read(b []byte) (int, error) {
-	n, err := c.r.Read(b)
-	c.done += int64(n)
-	c.p.Bytes(c.name, c.done, c.total)
-	return n, err
-}
-
-// FSDownload is `sandtrail fs download`.
-type FSDownload struct {
-	inBox
-	Source string `arg:"" help:"The file in the sandbox."`
-	Local  string `arg:"" optional:"" help:"The local file, a directory, or - for stdout. Default: its own name, here."`
-}
-
-// Run copies it. The local file changes once all of it is here.
-func (f *FSDownload) Run(e *Env) error {
-	to := first(f.Local, path.Base(f.Source))
-	if info, err := os.Stat(to); err == nil && info.IsDir() {
-		to = filepath.Join(to, path.Base(f.Source))
-	}
-	p := render.NewProgress(e.Stderr)
-	defer p.Clear()
-	return f.fetch(e, f.Source, func(r io.Reader, size int64) error {
-		r = &counted{r: r, p: p, name: f.Source, total: size}
-		if to == "-" {
-			_, err := io.Copy(e.Stdout, r)
-			return err
-		}
-		file, err := os.CreateTemp(filepath.Dir(to), ".sandtrail-download-*")
-		if err != nil {
-			return err
-		}
-		n, err := io.Copy(file, r)
-		err = errors.Join(err, file.Chmod(defaultMode), file.Close())
-		if err == nil {
-			err = os.Rename(file.Name(), to)
-		}
-		if err != nil {
-			_ = os.Remove(file.Name())
-			return err
-		}
-		p.Clear()
-		_, err = fmt.Fprintf(e.Stdout, "%s  %d bytes\n", to, n)
-		return err
-	})
 }

@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime/multipart"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -63,6 +63,8 @@ type Request struct {
 	Media string
 	// Accept is what the answer should be, empty for any.
 	Accept string
+	// Header has further fields.
+	Header http.Header
 }
 
 // Do makes a call and gives an answer below 400, whose body the caller closes; anything else is a *fault.Error.
@@ -85,6 +87,7 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 	if r.Accept != "" {
 		req.Header.Set("Accept", r.Accept)
 	}
+	maps.Copy(req.Header, r.Header)
 	c.identify(req.Header)
 	res, err := c.http.Do(req)
 	if err != nil {
@@ -203,28 +206,4 @@ func Box(name string, below ...string) string {
 		p += "/" + b
 	}
 	return p
-}
-
-// Upload sends a file to a path of a sandbox without holding it, and gives what the server says of it.
-func (c *Client) Upload(ctx context.Context, box, path, name string, data io.Reader, out any) error {
-	reader, writer := io.Pipe()
-	defer reader.Close()
-	form := multipart.NewWriter(writer)
-	go func() {
-		part, err := form.CreateFormFile("file", name)
-		if err == nil {
-			_, err = io.Copy(part, data)
-		}
-		if err == nil {
-			err = form.Close()
-		}
-		writer.CloseWithError(err)
-	}()
-	body, err := c.Raw(ctx, Request{
-		Method: http.MethodPost, Path: Box(box, "toolbox/files/upload"), Query: url.Values{"path": {path}}, Body: reader, Media: form.FormDataContentType(),
-	})
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(body, out)
 }
