@@ -87,6 +87,7 @@ var parameters = map[string]schema{
 	"list_files.limit": {"type": "integer", "minimum": 1, "maximum": maxEntries, "default": maxEntries},
 	"idempotency_key":  keySchema,
 	"mode":             {"type": "string", "pattern": "^[0-7]{1,4}$", "description": "Permissions in octal."},
+	"modified":         words("Time of modification: RFC 3339, or seconds since 1970."),
 	"recursive":        {"type": "boolean", "default": false},
 	"close":            {"type": "boolean", "default": false, "description": "Close standard input behind the body."},
 	"offset":           {"type": "integer", "minimum": 0, "description": "Where the body stands in standard input. What was taken before is not written again."},
