@@ -395,3 +395,77 @@ func TestLargeFilesOfNamedSandboxesInFlatMemory(t *testing.T) {
 	t.Logf("before %d MiB, peak %d MiB", before>>20, peak.Load()>>20)
 	require.Less(t, peak.Load(), before+size/4)
 }
+
+// A form may take any time as long as it comes on; one that comes byte by byte is ended.
+func TestFormsThatComeSlowly(t *testing.T) {
+	const patience = 500 * time.Millisecond
+	w := newBoxes(t, nil, func(c *app.Config) { c.BodyTime = patience })
+	w.made("demo")
+	dir := w.peer.disk(t)
+	const head = "POST /api/v1/sandboxes/demo/toolbox/files/upload?path=f HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+	const part = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n"
+	for name, sent := range map[string]string{"content": part, "head of a part": "--b\r\nX-Slow: ", "nothing": ""} {
+		got := drip(t, w.app.HTTP(), head+"Content-Length: 100000\r\n\r\n"+sent, 'x')
+		require.True(t, strings.HasPrefix(got, "HTTP/1.1 400 "), "%s: %s", name, got)
+		require.Empty(t, left(t, dir), name)
+	}
+	reader, writer := io.Pipe()
+	go func() {
+		tick := time.NewTicker(patience / 5)
+		defer tick.Stop()
+		_, err := io.WriteString(writer, part)
+		for range 15 { // three times as long as it may be silent
+			<-tick.C
+			if err == nil {
+				_, err = io.CopyN(writer, zeros{}, 128<<10)
+			}
+		}
+		if err == nil {
+			_, err = io.WriteString(writer, "\r\n--b--\r\n")
+		}
+		writer.CloseWithError(err)
+	}()
+	res, err := http.Post(w.base+"/api/v1/sandboxes/demo/toolbox/files/upload?path=f", "multipart/form-data; boundary=b", reader)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, 200, res.StatusCode)
+	info, err := os.Stat(filepath.Join(dir, "f"))
+	require.NoError(t, err)
+	require.EqualValues(t, 15*128<<10, info.Size())
+}
+
+// An upload is not lost to a worker that is busy, or away for a moment; a disk that is full ends it.
+func TestUploadsAreSentAgain(t *testing.T) {
+	w := newBoxes(t, nil)
+	w.made("demo")
+	dir := w.peer.disk(t)
+	var parts, lasts atomic.Int32
+	put := func() answer {
+		body := "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 1_200_000) + "\r\n--b--\r\n"
+		return w.send("POST", "/sandboxes/demo/toolbox/files/upload?path=f", strings.NewReader(body), "Content-Type: multipart/form-data; boundary=b")
+	}
+	w.peer.set(func() {
+		w.peer.onPart = func(p *commandsv1.WritePart) error {
+			switch {
+			case p.GetLast() && lasts.Add(1) == 1:
+				return fault.New(fault.Unavailable, fault.ReasonConflict, "another large file is at work; try again")
+			case !p.GetLast() && !p.GetAbort() && parts.Add(1) == 2:
+				return fault.New(fault.Unavailable, fault.ReasonToolboxUnavailable, "the sandbox does not answer")
+			}
+			return nil
+		}
+	})
+	require.Equal(t, json.Number("1200000"), put().is(t, 200)["size"])
+	require.EqualValues(t, 2, lasts.Load())
+	require.EqualValues(t, 3, parts.Load())
+	w.peer.set(func() {
+		w.peer.onPart = func(p *commandsv1.WritePart) error {
+			if p.GetOffset() == 0 {
+				return nil
+			}
+			return fault.New(fault.ResourceExhausted, fault.ReasonDiskFull, "the workspace is full")
+		}
+	})
+	put().refused(t, 507, "disk_full")
+	require.Equal(t, []string{"f"}, left(t, dir), "the file before it")
+}

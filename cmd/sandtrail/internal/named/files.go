@@ -137,6 +137,7 @@ func (d *Download) Read(p []byte) (int, error) {
 func (d *Download) resume() error {
 	tag := d.res.Header.Get("ETag")
 	if tag == "" || tag[0] != '"' {
+		d.tries = resumes
 		return errors.New("the server does not say which version the file is of")
 	}
 	r := d.request()
