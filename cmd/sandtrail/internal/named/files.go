@@ -97,7 +97,7 @@ type Download struct {
 func (c *Client) Download(ctx context.Context, box, path string) (*Download, error) {
 	d := &Download{c: c, ctx: ctx, box: box, path: path}
 	var err error
-	d.res, err = c.Do(ctx, d.request())
+	d.res, err = c.Do(ctx, d.request()) //nolint:bodyclose // by Close
 	return d, err
 }
 
@@ -162,7 +162,7 @@ func (d *Download) Close() error { return d.res.Body.Close() }
 
 // Tree opens a directory as a tar archive; the caller closes its body. skipped tells, once it was read to its end, how many entries it lacks.
 func (c *Client) Tree(ctx context.Context, box, path string) (body io.ReadCloser, skipped func() int, err error) {
-	res, err := c.Do(ctx, Request{
+	res, err := c.Do(ctx, Request{ //nolint:bodyclose // the caller does
 		Method: http.MethodGet, Path: Box(box, "toolbox/files/download"), Query: url.Values{"path": {path}, "format": {"tar"}},
 	})
 	if err != nil {
