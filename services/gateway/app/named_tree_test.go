@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -185,6 +186,15 @@ func TestArchivesKeepWhatTheyHold(t *testing.T) {
 	require.Equal(t, []string{
 		"d/ 550 ", "d/big 600 ", "d/empty 644 ", "d/link 777 ../deep/er", "d/run 751 ", "deep/ 755 ", "deep/er/ 755 ", "deep/er/\u00e9 name 644 ", "hard 751 ",
 	}, names)
+	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "t/fifo"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "t/\xff"), nil, 0o600))
+	res, err := http.Get(w.base + "/api/v1/sandboxes/demo/toolbox/files/download?path=t&format=tar")
+	require.NoError(t, err)
+	defer res.Body.Close()
+	again, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.Equal(t, back.body, again)
+	require.Equal(t, "2", res.Trailer.Get("X-Skipped-Entries"))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "t/d"), 0o755)) //nolint:gosec // for the test to clean up
 
 	w.send("GET", "/sandboxes/demo/toolbox/files/download?path=none&format=tar", nil).refused(t, 404, "path_not_found")
