@@ -42,6 +42,15 @@ func TestCleanRunHasNoViolationAndEachPlantedOneIsFound(t *testing.T) {
 		require.Equal(t, e.Events, loaded.Events)
 		require.Empty(t, check.All(h, loaded))
 	})
+	t.Run("a start that came to nothing, and was tried anew under its key, is one start", func(t *testing.T) {
+		loaded, err := evidence.Load(dir)
+		require.NoError(t, err)
+		c := &copyOf{t: t, h: deep(h), e: loaded}
+		c.startsInVain("create-0")
+		for _, v := range check.All(c.h, c.e) {
+			require.NotContains(t, v.Detail, "to start")
+		}
+	})
 
 	var table bytes.Buffer
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)

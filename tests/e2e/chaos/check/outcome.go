@@ -86,10 +86,15 @@ func (w *world) turns() findings {
 		if b == nil {
 			continue
 		}
-		stops, starts := count[*eventsv1.SandboxStopping](b.events), b.startedAgain()
+		stops := count[*eventsv1.SandboxStopping](b.events)
+		starts, nothing := b.startedAgain()
 		for op, n := range map[journal.Op]int{journal.Stop: stops, journal.Restart: starts} {
-			if called := len(by[id][op].called); n > called {
-				f.add(b.agg.Subject(), "it was asked %d times to %s, and did so %d times", called, op, n)
+			done := n
+			if op == journal.Restart {
+				done -= nothing
+			}
+			if called := len(by[id][op].called); done > called {
+				f.add(b.agg.Subject(), "it was asked %d times to %s, and did so %d times", called, op, done)
 			}
 			// One that is stopped already is no error to stop: a start that came to nothing leaves it so.
 			if op == journal.Stop {
@@ -103,21 +108,28 @@ func (w *world) turns() findings {
 	return f
 }
 
-// startedAgain is how many starts of it were accepted while it was stopped.
-func (b *box) startedAgain() int {
-	n, stopped := 0, false
+// startedAgain is how many starts of it were accepted while it was stopped, and how many of them came to nothing: it was stopped again
+// with nobody's word. Who is not told of that repeats the start under the same key, and it is tried anew.
+func (b *box) startedAgain() (starts, nothing int) {
+	stopped, trying := false, false
 	for _, e := range b.events {
 		switch e.Body.(type) {
 		case *eventsv1.SandboxStopped:
-			stopped = true
+			if trying {
+				nothing++
+			}
+			stopped, trying = true, false
 		case *eventsv1.SandboxStarting:
 			if stopped {
-				n++
+				starts++
+				trying = true
 			}
 			stopped = false
+		case *eventsv1.SandboxReady, *eventsv1.SandboxStopping:
+			trying = false
 		}
 	}
-	return n
+	return starts, nothing
 }
 
 func (w *world) cancelled(f *findings, c journal.Call) {

@@ -15,6 +15,17 @@ var stillPlants = []plant{
 	{check.OneOutcome, "a key that stopped a sandbox twice", "it was asked 1 times to stop, and did so 2 times", func(c *copyOf) {
 		double[*eventsv1.SandboxStopping](c, c.sandboxSubject(c.made("still")))
 	}},
+	{check.OneOutcome, "a key that started a sandbox twice", "it was asked 1 times to start, and did so 2 times", func(c *copyOf) {
+		c.rewrite(c.sandboxSubject(c.made("create-0")), func(events []envelope.Event) []envelope.Event {
+			from := body[*eventsv1.SandboxStopping](events)
+			to := from + 1 + body[*eventsv1.SandboxReady](events[from:])
+			var turn []envelope.Event
+			for _, e := range events[from:to] {
+				turn = append(turn, again(e))
+			}
+			return slices.Insert(slices.Clone(events), to, turn...)
+		})
+	}},
 	{check.OneOutcome, "an acknowledged stop that never came", "1 orders to stop were acknowledged", func(c *copyOf) {
 		drop[*eventsv1.SandboxStopped](c, c.sandboxSubject(c.made("still")))
 	}},
@@ -53,6 +64,15 @@ var stillPlants = []plant{
 	{check.WithinLimits, "a stopped sandbox that holds a place of its worker", "it is stopped, and holds a place", func(c *copyOf) {
 		c.places(func(p map[string]any) { p[c.made("still")] = map[string]any{"t": tenant, "s": 1} })
 	}},
+}
+
+// startsInVain puts a start that came to nothing before the one that did not.
+func (c *copyOf) startsInVain(key string) {
+	c.rewrite(c.sandboxSubject(c.made(key)), func(events []envelope.Event) []envelope.Event {
+		at := body[*eventsv1.SandboxStopped](events)
+		starting := at + 1 + body[*eventsv1.SandboxStarting](events[at+1:])
+		return slices.Insert(slices.Clone(events), at+1, again(events[starting]), again(events[at]))
+	})
 }
 
 // kept is what is kept of a sandbox on the host.
