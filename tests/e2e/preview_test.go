@@ -229,6 +229,7 @@ func (p *pages) talks() {
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, req)
 	require.NoError(p.t, err)
+	defer res.Body.Close() // it has none
 	require.Equal(p.t, http.StatusSwitchingProtocols, res.StatusCode)
 	require.Equal(p.t, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", res.Header.Get("Sec-Websocket-Accept"))
 	for _, text := range []string{"hello", "again"} {
