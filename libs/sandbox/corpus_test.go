@@ -182,6 +182,7 @@ var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested SandboxExtended SandboxStarting SandboxReady SandboxFailed", "failed"},
 	{"sandbox", "SandboxRequested+idle SandboxStarting SandboxReady SandboxUsed SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxReady SandboxLabelled SandboxFailed", "failed"},
+	{"sandbox", "SandboxRequested SandboxStarting SandboxReady SandboxSnapshotting SandboxSnapshotted SandboxSnapshotFailed", "ready"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},

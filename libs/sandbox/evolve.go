@@ -35,6 +35,10 @@ var (
 	stepUsed      = step{"used", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
 	stepLabelled  = step{"labelled", []string{Requested, Scheduled, Starting, Ready, Failed, Stopping, Stopped}, ""}
 	stepSampled   = step{"usage sampled", []string{Ready, Stopping}, ""}
+
+	stepSnapshotting   = step{"snapshotting", []string{Ready}, ""}
+	stepSnapshotted    = step{"snapshotted", []string{Starting, Ready, Stopping, Stopped}, ""}
+	stepSnapshotFailed = step{"snapshot failed", []string{Starting, Ready, Stopping, Stopped}, ""}
 )
 
 func (t step) possible(state string) bool { return slices.Contains(t.from, state) }
@@ -67,6 +71,12 @@ func stepOf(body any) (step, bool) {
 		return stepUsed, true
 	case *eventsv1.SandboxLabelled:
 		return stepLabelled, true
+	case *eventsv1.SandboxSnapshotting:
+		return stepSnapshotting, true
+	case *eventsv1.SandboxSnapshotted:
+		return stepSnapshotted, true
+	case *eventsv1.SandboxSnapshotFailed:
+		return stepSnapshotFailed, true
 	}
 	return step{}, false
 }
@@ -130,6 +140,8 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 	case *eventsv1.SandboxLabelled:
 		s.Labels = b.GetLabels()
 		s.Relabelled++
+	case *eventsv1.SandboxSnapshotting, *eventsv1.SandboxSnapshotted, *eventsv1.SandboxSnapshotFailed:
+		s.Snapshot = s.Snapshot.behind(e)
 	case *eventsv1.SandboxUsageSampled:
 		s.Usage, s.Uptime = mergeUsage(s.Usage, b.GetUsage()), millis(b.GetUptimeMs())
 	case *eventsv1.SandboxDestroying:

@@ -62,6 +62,8 @@ type Sandbox struct {
 	Labels map[string]string
 	// Relabelled counts how often they were changed.
 	Relabelled int
+	// Snapshot is the last that was asked for.
+	Snapshot Snapshot
 	// Limits, Workspace and Requested are shared with the event: read only.
 	Limits    *eventsv1.Limits
 	Workspace *eventsv1.Workspace

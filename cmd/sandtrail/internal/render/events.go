@@ -88,6 +88,12 @@ func happened(body proto.Message) string {
 		return "may live until " + Time(b.GetExpiresAt())
 	case *eventsv1.SandboxUsed:
 		return "counts as in use until " + Time(b.GetUntil())
+	case *eventsv1.SandboxSnapshotting:
+		return "snapshot " + b.GetImage() + " begun"
+	case *eventsv1.SandboxSnapshotted:
+		return fmt.Sprintf("snapshot %s made: %s in %d entries, %s", b.GetImage(), Bytes(b.GetBytes()), b.GetFiles(), b.GetDigest())
+	case *eventsv1.SandboxSnapshotFailed:
+		return "snapshot failed: " + b.GetMessage()
 	case *eventsv1.SandboxLabelled:
 		return labelled(b.GetLabels())
 	case *eventsv1.WorkspaceReleased:

@@ -97,6 +97,12 @@ func words(e envelope.Recorded) string {
 		return "may live until " + b.GetExpiresAt().AsTime().UTC().Format(time.RFC3339) + ", said " + clean(e.Actor)
 	case *eventsv1.SandboxLabelled:
 		return fmt.Sprintf("has %d labels now, said %s", len(b.GetLabels()), clean(e.Actor))
+	case *eventsv1.SandboxSnapshotting:
+		return "snapshot " + clean(b.GetImage()) + " begun, said " + clean(e.Actor)
+	case *eventsv1.SandboxSnapshotted:
+		return fmt.Sprintf("snapshot %s made: %d bytes in %d entries, %s", clean(b.GetImage()), b.GetBytes(), b.GetFiles(), clean(b.GetDigest()))
+	case *eventsv1.SandboxSnapshotFailed:
+		return "snapshot failed: " + clean(orElse(b.GetMessage(), b.GetReason()))
 	case *eventsv1.SandboxDestroying:
 		return "being deleted: " + b.GetReason()
 	case *eventsv1.SandboxDestroyed:

@@ -48,6 +48,7 @@ type SandboxCommand struct {
 	//	*SandboxCommand_Label
 	//	*SandboxCommand_Stop
 	//	*SandboxCommand_Start
+	//	*SandboxCommand_Snapshot
 	Command       isSandboxCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -202,6 +203,15 @@ func (x *SandboxCommand) GetStart() *StartSandbox {
 	return nil
 }
 
+func (x *SandboxCommand) GetSnapshot() *SnapshotSandbox {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Snapshot); ok {
+			return x.Snapshot
+		}
+	}
+	return nil
+}
+
 type isSandboxCommand_Command interface {
 	isSandboxCommand_Command()
 }
@@ -234,6 +244,10 @@ type SandboxCommand_Start struct {
 	Start *StartSandbox `protobuf:"bytes,21,opt,name=start,proto3,oneof"`
 }
 
+type SandboxCommand_Snapshot struct {
+	Snapshot *SnapshotSandbox `protobuf:"bytes,22,opt,name=snapshot,proto3,oneof"`
+}
+
 func (*SandboxCommand_Create) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Destroy) isSandboxCommand_Command() {}
@@ -247,6 +261,8 @@ func (*SandboxCommand_Label) isSandboxCommand_Command() {}
 func (*SandboxCommand_Stop) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Start) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Snapshot) isSandboxCommand_Command() {}
 
 type CreateSandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -565,6 +581,52 @@ func (*StartSandbox) Descriptor() ([]byte, []int) {
 	return file_commands_v1_commands_proto_rawDescGZIP(), []int{5}
 }
 
+// SnapshotSandbox makes an image of its root.
+type SnapshotSandbox struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name: of a registry's where it begins with one's host.
+	Image         string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotSandbox) Reset() {
+	*x = SnapshotSandbox{}
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotSandbox) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotSandbox) ProtoMessage() {}
+
+func (x *SnapshotSandbox) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotSandbox.ProtoReflect.Descriptor instead.
+func (*SnapshotSandbox) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SnapshotSandbox) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
 // UseSandbox: a sandbox with an idle timeout is about to be used.
 type UseSandbox struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -574,7 +636,7 @@ type UseSandbox struct {
 
 func (x *UseSandbox) Reset() {
 	*x = UseSandbox{}
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +648,7 @@ func (x *UseSandbox) String() string {
 func (*UseSandbox) ProtoMessage() {}
 
 func (x *UseSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[6]
+	mi := &file_commands_v1_commands_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +661,7 @@ func (x *UseSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UseSandbox.ProtoReflect.Descriptor instead.
 func (*UseSandbox) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{6}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
 }
 
 // LabelSandbox gives it other labels: those of the command, and none beside them.
@@ -612,7 +674,7 @@ type LabelSandbox struct {
 
 func (x *LabelSandbox) Reset() {
 	*x = LabelSandbox{}
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +686,7 @@ func (x *LabelSandbox) String() string {
 func (*LabelSandbox) ProtoMessage() {}
 
 func (x *LabelSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[7]
+	mi := &file_commands_v1_commands_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +699,7 @@ func (x *LabelSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelSandbox.ProtoReflect.Descriptor instead.
 func (*LabelSandbox) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{7}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LabelSandbox) GetLabels() map[string]string {
@@ -656,7 +718,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +730,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[8]
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +743,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{8}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Env) GetVars() map[string]string {
@@ -710,6 +772,7 @@ type WorkerCommand struct {
 	//	*WorkerCommand_Teardown
 	//	*WorkerCommand_DeleteWorkspace
 	//	*WorkerCommand_Halt
+	//	*WorkerCommand_TakeSnapshot
 	Command       isWorkerCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -717,7 +780,7 @@ type WorkerCommand struct {
 
 func (x *WorkerCommand) Reset() {
 	*x = WorkerCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +792,7 @@ func (x *WorkerCommand) String() string {
 func (*WorkerCommand) ProtoMessage() {}
 
 func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +805,7 @@ func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerCommand.ProtoReflect.Descriptor instead.
 func (*WorkerCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerCommand) GetCommandId() string {
@@ -844,6 +907,15 @@ func (x *WorkerCommand) GetHalt() *Halt {
 	return nil
 }
 
+func (x *WorkerCommand) GetTakeSnapshot() *TakeSnapshot {
+	if x != nil {
+		if x, ok := x.Command.(*WorkerCommand_TakeSnapshot); ok {
+			return x.TakeSnapshot
+		}
+	}
+	return nil
+}
+
 type isWorkerCommand_Command interface {
 	isWorkerCommand_Command()
 }
@@ -864,6 +936,10 @@ type WorkerCommand_Halt struct {
 	Halt *Halt `protobuf:"bytes,20,opt,name=halt,proto3,oneof"`
 }
 
+type WorkerCommand_TakeSnapshot struct {
+	TakeSnapshot *TakeSnapshot `protobuf:"bytes,21,opt,name=take_snapshot,json=takeSnapshot,proto3,oneof"`
+}
+
 func (*WorkerCommand_Materialise) isWorkerCommand_Command() {}
 
 func (*WorkerCommand_Teardown) isWorkerCommand_Command() {}
@@ -871,6 +947,8 @@ func (*WorkerCommand_Teardown) isWorkerCommand_Command() {}
 func (*WorkerCommand_DeleteWorkspace) isWorkerCommand_Command() {}
 
 func (*WorkerCommand_Halt) isWorkerCommand_Command() {}
+
+func (*WorkerCommand_TakeSnapshot) isWorkerCommand_Command() {}
 
 type Materialise struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -881,7 +959,7 @@ type Materialise struct {
 
 func (x *Materialise) Reset() {
 	*x = Materialise{}
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +971,7 @@ func (x *Materialise) String() string {
 func (*Materialise) ProtoMessage() {}
 
 func (x *Materialise) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +984,7 @@ func (x *Materialise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialise.ProtoReflect.Descriptor instead.
 func (*Materialise) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Materialise) GetSealedEnv() []byte {
@@ -925,7 +1003,7 @@ type Teardown struct {
 
 func (x *Teardown) Reset() {
 	*x = Teardown{}
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1015,7 @@ func (x *Teardown) String() string {
 func (*Teardown) ProtoMessage() {}
 
 func (x *Teardown) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1028,7 @@ func (x *Teardown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Teardown.ProtoReflect.Descriptor instead.
 func (*Teardown) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Teardown) GetReason() string {
@@ -969,7 +1047,7 @@ type Halt struct {
 
 func (x *Halt) Reset() {
 	*x = Halt{}
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1059,7 @@ func (x *Halt) String() string {
 func (*Halt) ProtoMessage() {}
 
 func (x *Halt) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1072,44 @@ func (x *Halt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Halt.ProtoReflect.Descriptor instead.
 func (*Halt) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+}
+
+// TakeSnapshot makes the image of a sandbox that is asked for in the log.
+type TakeSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeSnapshot) Reset() {
+	*x = TakeSnapshot{}
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeSnapshot) ProtoMessage() {}
+
+func (x *TakeSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeSnapshot.ProtoReflect.Descriptor instead.
+func (*TakeSnapshot) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
 }
 
 type DeleteWorkspace struct {
@@ -1006,7 +1121,7 @@ type DeleteWorkspace struct {
 
 func (x *DeleteWorkspace) Reset() {
 	*x = DeleteWorkspace{}
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1133,7 @@ func (x *DeleteWorkspace) String() string {
 func (*DeleteWorkspace) ProtoMessage() {}
 
 func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1146,7 @@ func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspace.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspace) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteWorkspace) GetReason() string {
@@ -1063,7 +1178,7 @@ type ExecCommand struct {
 
 func (x *ExecCommand) Reset() {
 	*x = ExecCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1075,7 +1190,7 @@ func (x *ExecCommand) String() string {
 func (*ExecCommand) ProtoMessage() {}
 
 func (x *ExecCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1088,7 +1203,7 @@ func (x *ExecCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCommand.ProtoReflect.Descriptor instead.
 func (*ExecCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecCommand) GetCommandId() string {
@@ -1201,7 +1316,7 @@ type StartExec struct {
 
 func (x *StartExec) Reset() {
 	*x = StartExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1328,7 @@ func (x *StartExec) String() string {
 func (*StartExec) ProtoMessage() {}
 
 func (x *StartExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1341,7 @@ func (x *StartExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExec.ProtoReflect.Descriptor instead.
 func (*StartExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartExec) GetSpec() *v1.ExecSpec {
@@ -1260,7 +1375,7 @@ type CancelExec struct {
 
 func (x *CancelExec) Reset() {
 	*x = CancelExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1387,7 @@ func (x *CancelExec) String() string {
 func (*CancelExec) ProtoMessage() {}
 
 func (x *CancelExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1400,7 @@ func (x *CancelExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExec.ProtoReflect.Descriptor instead.
 func (*CancelExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CancelExec) GetReason() string {
@@ -1311,7 +1426,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1438,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1451,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Outcome) GetCommandId() string {
@@ -1407,7 +1522,7 @@ type SandboxView struct {
 
 func (x *SandboxView) Reset() {
 	*x = SandboxView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1534,7 @@ func (x *SandboxView) String() string {
 func (*SandboxView) ProtoMessage() {}
 
 func (x *SandboxView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1547,7 @@ func (x *SandboxView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxView.ProtoReflect.Descriptor instead.
 func (*SandboxView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SandboxView) GetTenantId() string {
@@ -1619,7 +1734,7 @@ type ExecView struct {
 
 func (x *ExecView) Reset() {
 	*x = ExecView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1746,7 @@ func (x *ExecView) String() string {
 func (*ExecView) ProtoMessage() {}
 
 func (x *ExecView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1759,7 @@ func (x *ExecView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecView.ProtoReflect.Descriptor instead.
 func (*ExecView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecView) GetTenantId() string {
@@ -1757,14 +1872,16 @@ type WorkerStatus struct {
 	Sandboxes    uint32                 `protobuf:"varint,7,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	MaxSandboxes uint32                 `protobuf:"varint,8,opt,name=max_sandboxes,json=maxSandboxes,proto3" json:"max_sandboxes,omitempty"`
 	// Its sandboxes can be stopped and started again.
-	Stops         bool `protobuf:"varint,20,opt,name=stops,proto3" json:"stops,omitempty"`
+	Stops bool `protobuf:"varint,20,opt,name=stops,proto3" json:"stops,omitempty"`
+	// It can make images of its sandboxes.
+	Snapshots     bool `protobuf:"varint,21,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1893,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1906,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -1855,6 +1972,13 @@ func (x *WorkerStatus) GetStops() bool {
 	return false
 }
 
+func (x *WorkerStatus) GetSnapshots() bool {
+	if x != nil {
+		return x.Snapshots
+	}
+	return false
+}
+
 // FileCall travels by request on svc.files.<worker>.<tenant>.<sandbox>: a part of at most 512 KiB each, so that it fits
 // NATS's message size.
 type FileCall struct {
@@ -1880,7 +2004,7 @@ type FileCall struct {
 
 func (x *FileCall) Reset() {
 	*x = FileCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2016,7 @@ func (x *FileCall) String() string {
 func (*FileCall) ProtoMessage() {}
 
 func (x *FileCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2029,7 @@ func (x *FileCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileCall.ProtoReflect.Descriptor instead.
 func (*FileCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FileCall) GetTenantId() string {
@@ -2094,7 +2218,7 @@ type ReadPart struct {
 
 func (x *ReadPart) Reset() {
 	*x = ReadPart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2230,7 @@ func (x *ReadPart) String() string {
 func (*ReadPart) ProtoMessage() {}
 
 func (x *ReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2243,7 @@ func (x *ReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPart.ProtoReflect.Descriptor instead.
 func (*ReadPart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReadPart) GetPath() string {
@@ -2165,7 +2289,7 @@ type WritePart struct {
 
 func (x *WritePart) Reset() {
 	*x = WritePart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2301,7 @@ func (x *WritePart) String() string {
 func (*WritePart) ProtoMessage() {}
 
 func (x *WritePart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2190,7 +2314,7 @@ func (x *WritePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePart.ProtoReflect.Descriptor instead.
 func (*WritePart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WritePart) GetPath() string {
@@ -2276,7 +2400,7 @@ type ListCall struct {
 
 func (x *ListCall) Reset() {
 	*x = ListCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2412,7 @@ func (x *ListCall) String() string {
 func (*ListCall) ProtoMessage() {}
 
 func (x *ListCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2425,7 @@ func (x *ListCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCall.ProtoReflect.Descriptor instead.
 func (*ListCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListCall) GetPath() string {
@@ -2342,7 +2466,7 @@ type StatCall struct {
 
 func (x *StatCall) Reset() {
 	*x = StatCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2478,7 @@ func (x *StatCall) String() string {
 func (*StatCall) ProtoMessage() {}
 
 func (x *StatCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2491,7 @@ func (x *StatCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatCall.ProtoReflect.Descriptor instead.
 func (*StatCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatCall) GetPath() string {
@@ -2394,7 +2518,7 @@ type DeleteCall struct {
 
 func (x *DeleteCall) Reset() {
 	*x = DeleteCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +2530,7 @@ func (x *DeleteCall) String() string {
 func (*DeleteCall) ProtoMessage() {}
 
 func (x *DeleteCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +2543,7 @@ func (x *DeleteCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCall.ProtoReflect.Descriptor instead.
 func (*DeleteCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteCall) GetPath() string {
@@ -2450,7 +2574,7 @@ type MakeCall struct {
 
 func (x *MakeCall) Reset() {
 	*x = MakeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2586,7 @@ func (x *MakeCall) String() string {
 func (*MakeCall) ProtoMessage() {}
 
 func (x *MakeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2599,7 @@ func (x *MakeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeCall.ProtoReflect.Descriptor instead.
 func (*MakeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MakeCall) GetPath() string {
@@ -2526,7 +2650,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2662,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2675,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2593,7 +2717,7 @@ type ResizeCall struct {
 
 func (x *ResizeCall) Reset() {
 	*x = ResizeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2729,7 @@ func (x *ResizeCall) String() string {
 func (*ResizeCall) ProtoMessage() {}
 
 func (x *ResizeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2742,7 @@ func (x *ResizeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
 func (*ResizeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResizeCall) GetExecId() string {
@@ -2647,7 +2771,7 @@ type ConnectCall struct {
 
 func (x *ConnectCall) Reset() {
 	*x = ConnectCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +2783,7 @@ func (x *ConnectCall) String() string {
 func (*ConnectCall) ProtoMessage() {}
 
 func (x *ConnectCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +2796,7 @@ func (x *ConnectCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectCall.ProtoReflect.Descriptor instead.
 func (*ConnectCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ConnectCall) GetTunnelId() string {
@@ -2705,7 +2829,7 @@ type TunnelCall struct {
 
 func (x *TunnelCall) Reset() {
 	*x = TunnelCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2841,7 @@ func (x *TunnelCall) String() string {
 func (*TunnelCall) ProtoMessage() {}
 
 func (x *TunnelCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2854,7 @@ func (x *TunnelCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelCall.ProtoReflect.Descriptor instead.
 func (*TunnelCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TunnelCall) GetCall() isTunnelCall_Call {
@@ -2799,7 +2923,7 @@ type TunnelRead struct {
 
 func (x *TunnelRead) Reset() {
 	*x = TunnelRead{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +2935,7 @@ func (x *TunnelRead) String() string {
 func (*TunnelRead) ProtoMessage() {}
 
 func (x *TunnelRead) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2948,7 @@ func (x *TunnelRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRead.ProtoReflect.Descriptor instead.
 func (*TunnelRead) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 type TunnelClose struct {
@@ -2835,7 +2959,7 @@ type TunnelClose struct {
 
 func (x *TunnelClose) Reset() {
 	*x = TunnelClose{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +2971,7 @@ func (x *TunnelClose) String() string {
 func (*TunnelClose) ProtoMessage() {}
 
 func (x *TunnelClose) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +2984,7 @@ func (x *TunnelClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelClose.ProtoReflect.Descriptor instead.
 func (*TunnelClose) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
 }
 
 type StatsCall struct {
@@ -2871,7 +2995,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3007,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3020,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
 }
 
 type FileReply struct {
@@ -2929,7 +3053,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3065,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3078,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -3090,7 +3214,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3226,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3239,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -3178,7 +3302,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3314,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3327,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -3260,7 +3384,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3272,7 +3396,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3285,7 +3409,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -3327,7 +3451,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3463,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3476,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3366,7 +3490,7 @@ var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xac\x05\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x05\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -3384,7 +3508,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x03use\x18\r \x01(\v2!.sandtrail.commands.v1.UseSandboxH\x00R\x03use\x12;\n" +
 	"\x05label\x18\x0e \x01(\v2#.sandtrail.commands.v1.LabelSandboxH\x00R\x05label\x128\n" +
 	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
-	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05startB\t\n" +
+	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05start\x12D\n" +
+	"\bsnapshot\x18\x16 \x01(\v2&.sandtrail.commands.v1.SnapshotSandboxH\x00R\bsnapshotB\t\n" +
 	"\acommand\"\xb5\x04\n" +
 	"\rCreateSandbox\x12\x1d\n" +
 	"\n" +
@@ -3413,7 +3538,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\r\n" +
 	"\vStopSandbox\"\x0e\n" +
-	"\fStartSandbox\"\f\n" +
+	"\fStartSandbox\"'\n" +
+	"\x0fSnapshotSandbox\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\"\f\n" +
 	"\n" +
 	"UseSandbox\"\x92\x01\n" +
 	"\fLabelSandbox\x12G\n" +
@@ -3425,7 +3552,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa8\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x04\n" +
 	"\rWorkerCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -3441,14 +3568,16 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	" \x01(\v2\".sandtrail.commands.v1.MaterialiseH\x00R\vmaterialise\x12=\n" +
 	"\bteardown\x18\v \x01(\v2\x1f.sandtrail.commands.v1.TeardownH\x00R\bteardown\x12S\n" +
 	"\x10delete_workspace\x18\f \x01(\v2&.sandtrail.commands.v1.DeleteWorkspaceH\x00R\x0fdeleteWorkspace\x121\n" +
-	"\x04halt\x18\x14 \x01(\v2\x1b.sandtrail.commands.v1.HaltH\x00R\x04haltB\t\n" +
+	"\x04halt\x18\x14 \x01(\v2\x1b.sandtrail.commands.v1.HaltH\x00R\x04halt\x12J\n" +
+	"\rtake_snapshot\x18\x15 \x01(\v2#.sandtrail.commands.v1.TakeSnapshotH\x00R\ftakeSnapshotB\t\n" +
 	"\acommand\",\n" +
 	"\vMaterialise\x12\x1d\n" +
 	"\n" +
 	"sealed_env\x18\x01 \x01(\fR\tsealedEnv\"\"\n" +
 	"\bTeardown\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x06\n" +
-	"\x04Halt\")\n" +
+	"\x04Halt\"\x0e\n" +
+	"\fTakeSnapshot\")\n" +
 	"\x0fDeleteWorkspace\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x8b\x03\n" +
 	"\vExecCommand\x12\x1d\n" +
@@ -3527,7 +3656,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x0efirst_sequence\x18\v \x01(\x04R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\f \x01(\x04R\flastSequence\x12\x16\n" +
 	"\x06digest\x18\r \x01(\fR\x06digest\x12\x16\n" +
-	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xa1\x02\n" +
+	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xbf\x02\n" +
 	"\fWorkerStatus\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -3538,7 +3667,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x1c\n" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
 	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
-	"\x05stops\x18\x14 \x01(\bR\x05stops\"\x92\x05\n" +
+	"\x05stops\x18\x14 \x01(\bR\x05stops\x12\x1c\n" +
+	"\tsnapshots\x18\x15 \x01(\bR\tsnapshots\"\x92\x05\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3676,7 +3806,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3684,127 +3814,131 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*ExtendSandbox)(nil),         // 3: sandtrail.commands.v1.ExtendSandbox
 	(*StopSandbox)(nil),           // 4: sandtrail.commands.v1.StopSandbox
 	(*StartSandbox)(nil),          // 5: sandtrail.commands.v1.StartSandbox
-	(*UseSandbox)(nil),            // 6: sandtrail.commands.v1.UseSandbox
-	(*LabelSandbox)(nil),          // 7: sandtrail.commands.v1.LabelSandbox
-	(*Env)(nil),                   // 8: sandtrail.commands.v1.Env
-	(*WorkerCommand)(nil),         // 9: sandtrail.commands.v1.WorkerCommand
-	(*Materialise)(nil),           // 10: sandtrail.commands.v1.Materialise
-	(*Teardown)(nil),              // 11: sandtrail.commands.v1.Teardown
-	(*Halt)(nil),                  // 12: sandtrail.commands.v1.Halt
-	(*DeleteWorkspace)(nil),       // 13: sandtrail.commands.v1.DeleteWorkspace
-	(*ExecCommand)(nil),           // 14: sandtrail.commands.v1.ExecCommand
-	(*StartExec)(nil),             // 15: sandtrail.commands.v1.StartExec
-	(*CancelExec)(nil),            // 16: sandtrail.commands.v1.CancelExec
-	(*Outcome)(nil),               // 17: sandtrail.commands.v1.Outcome
-	(*SandboxView)(nil),           // 18: sandtrail.commands.v1.SandboxView
-	(*ExecView)(nil),              // 19: sandtrail.commands.v1.ExecView
-	(*WorkerStatus)(nil),          // 20: sandtrail.commands.v1.WorkerStatus
-	(*FileCall)(nil),              // 21: sandtrail.commands.v1.FileCall
-	(*ReadPart)(nil),              // 22: sandtrail.commands.v1.ReadPart
-	(*WritePart)(nil),             // 23: sandtrail.commands.v1.WritePart
-	(*ListCall)(nil),              // 24: sandtrail.commands.v1.ListCall
-	(*StatCall)(nil),              // 25: sandtrail.commands.v1.StatCall
-	(*DeleteCall)(nil),            // 26: sandtrail.commands.v1.DeleteCall
-	(*MakeCall)(nil),              // 27: sandtrail.commands.v1.MakeCall
-	(*StdinCall)(nil),             // 28: sandtrail.commands.v1.StdinCall
-	(*ResizeCall)(nil),            // 29: sandtrail.commands.v1.ResizeCall
-	(*ConnectCall)(nil),           // 30: sandtrail.commands.v1.ConnectCall
-	(*TunnelCall)(nil),            // 31: sandtrail.commands.v1.TunnelCall
-	(*TunnelRead)(nil),            // 32: sandtrail.commands.v1.TunnelRead
-	(*TunnelClose)(nil),           // 33: sandtrail.commands.v1.TunnelClose
-	(*StatsCall)(nil),             // 34: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 35: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 36: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 37: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 38: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 39: sandtrail.commands.v1.RedriveCall
-	nil,                           // 40: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 41: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 42: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 44: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 45: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 46: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 47: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 48: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 49: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 50: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 51: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 52: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 53: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 54: compute.v1.UsageRow
+	(*SnapshotSandbox)(nil),       // 6: sandtrail.commands.v1.SnapshotSandbox
+	(*UseSandbox)(nil),            // 7: sandtrail.commands.v1.UseSandbox
+	(*LabelSandbox)(nil),          // 8: sandtrail.commands.v1.LabelSandbox
+	(*Env)(nil),                   // 9: sandtrail.commands.v1.Env
+	(*WorkerCommand)(nil),         // 10: sandtrail.commands.v1.WorkerCommand
+	(*Materialise)(nil),           // 11: sandtrail.commands.v1.Materialise
+	(*Teardown)(nil),              // 12: sandtrail.commands.v1.Teardown
+	(*Halt)(nil),                  // 13: sandtrail.commands.v1.Halt
+	(*TakeSnapshot)(nil),          // 14: sandtrail.commands.v1.TakeSnapshot
+	(*DeleteWorkspace)(nil),       // 15: sandtrail.commands.v1.DeleteWorkspace
+	(*ExecCommand)(nil),           // 16: sandtrail.commands.v1.ExecCommand
+	(*StartExec)(nil),             // 17: sandtrail.commands.v1.StartExec
+	(*CancelExec)(nil),            // 18: sandtrail.commands.v1.CancelExec
+	(*Outcome)(nil),               // 19: sandtrail.commands.v1.Outcome
+	(*SandboxView)(nil),           // 20: sandtrail.commands.v1.SandboxView
+	(*ExecView)(nil),              // 21: sandtrail.commands.v1.ExecView
+	(*WorkerStatus)(nil),          // 22: sandtrail.commands.v1.WorkerStatus
+	(*FileCall)(nil),              // 23: sandtrail.commands.v1.FileCall
+	(*ReadPart)(nil),              // 24: sandtrail.commands.v1.ReadPart
+	(*WritePart)(nil),             // 25: sandtrail.commands.v1.WritePart
+	(*ListCall)(nil),              // 26: sandtrail.commands.v1.ListCall
+	(*StatCall)(nil),              // 27: sandtrail.commands.v1.StatCall
+	(*DeleteCall)(nil),            // 28: sandtrail.commands.v1.DeleteCall
+	(*MakeCall)(nil),              // 29: sandtrail.commands.v1.MakeCall
+	(*StdinCall)(nil),             // 30: sandtrail.commands.v1.StdinCall
+	(*ResizeCall)(nil),            // 31: sandtrail.commands.v1.ResizeCall
+	(*ConnectCall)(nil),           // 32: sandtrail.commands.v1.ConnectCall
+	(*TunnelCall)(nil),            // 33: sandtrail.commands.v1.TunnelCall
+	(*TunnelRead)(nil),            // 34: sandtrail.commands.v1.TunnelRead
+	(*TunnelClose)(nil),           // 35: sandtrail.commands.v1.TunnelClose
+	(*StatsCall)(nil),             // 36: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 37: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 38: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 39: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 40: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 41: sandtrail.commands.v1.RedriveCall
+	nil,                           // 42: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 43: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 44: sandtrail.commands.v1.Env.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 46: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 47: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 48: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 49: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 50: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 51: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 52: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 53: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 54: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 55: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 56: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	43, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	45, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
-	6,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
-	7,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
+	7,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
+	8,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
 	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	44, // 8: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	45, // 9: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	40, // 10: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	43, // 11: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	41, // 12: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	42, // 13: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	43, // 14: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	10, // 15: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	11, // 16: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	13, // 17: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	12, // 18: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	43, // 19: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	15, // 20: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	16, // 21: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	46, // 22: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	47, // 23: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	48, // 24: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	43, // 25: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	43, // 26: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	43, // 27: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 28: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	49, // 29: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	43, // 30: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	43, // 31: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	50, // 32: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	43, // 33: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	43, // 34: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	43, // 35: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	46, // 36: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	51, // 37: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	52, // 38: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	43, // 39: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	43, // 40: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	43, // 41: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	43, // 42: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	22, // 43: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	23, // 44: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	24, // 45: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	34, // 46: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	25, // 47: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	26, // 48: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	28, // 49: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	29, // 50: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	30, // 51: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
-	27, // 52: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
-	43, // 53: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
-	43, // 54: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
-	53, // 55: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	32, // 56: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
-	33, // 57: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
-	47, // 58: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	36, // 59: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	49, // 60: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	43, // 61: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	43, // 62: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 63: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	54, // 64: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	6,  // 8: sandtrail.commands.v1.SandboxCommand.snapshot:type_name -> sandtrail.commands.v1.SnapshotSandbox
+	46, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	47, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	42, // 11: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	45, // 12: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 13: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	44, // 14: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	45, // 15: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	11, // 16: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	12, // 17: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	15, // 18: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	13, // 19: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	14, // 20: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
+	45, // 21: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	17, // 22: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	18, // 23: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	48, // 24: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	49, // 25: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	50, // 26: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	45, // 27: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	45, // 28: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	45, // 29: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	45, // 30: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	51, // 31: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	45, // 32: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	45, // 33: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	52, // 34: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	45, // 35: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	45, // 36: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	45, // 37: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	48, // 38: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	53, // 39: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	54, // 40: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	45, // 41: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	45, // 42: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	45, // 43: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	45, // 44: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	24, // 45: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	25, // 46: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	26, // 47: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	36, // 48: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	27, // 49: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	28, // 50: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	30, // 51: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	31, // 52: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	32, // 53: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	29, // 54: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
+	45, // 55: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
+	45, // 56: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
+	55, // 57: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	34, // 58: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	35, // 59: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	49, // 60: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	38, // 61: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	51, // 62: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	45, // 63: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	45, // 64: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 65: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	56, // 66: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	67, // [67:67] is the sub-list for method output_type
+	67, // [67:67] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3820,18 +3954,20 @@ func file_commands_v1_commands_proto_init() {
 		(*SandboxCommand_Label)(nil),
 		(*SandboxCommand_Stop)(nil),
 		(*SandboxCommand_Start)(nil),
+		(*SandboxCommand_Snapshot)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[9].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[10].OneofWrappers = []any{
 		(*WorkerCommand_Materialise)(nil),
 		(*WorkerCommand_Teardown)(nil),
 		(*WorkerCommand_DeleteWorkspace)(nil),
 		(*WorkerCommand_Halt)(nil),
+		(*WorkerCommand_TakeSnapshot)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[14].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[16].OneofWrappers = []any{
 		(*ExecCommand_Start)(nil),
 		(*ExecCommand_Cancel)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[21].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[23].OneofWrappers = []any{
 		(*FileCall_Read)(nil),
 		(*FileCall_Write)(nil),
 		(*FileCall_List)(nil),
@@ -3843,7 +3979,7 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Connect)(nil),
 		(*FileCall_Make)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[31].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[33].OneofWrappers = []any{
 		(*TunnelCall_Read)(nil),
 		(*TunnelCall_Write)(nil),
 		(*TunnelCall_Close)(nil),
@@ -3854,7 +3990,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

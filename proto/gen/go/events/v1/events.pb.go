@@ -1314,6 +1314,203 @@ func (x *SandboxLabelled) GetLabels() map[string]string {
 	return nil
 }
 
+// SandboxSnapshotting: somebody asked for an image of its root. The sequence of this event is that of the snapshot.
+type SandboxSnapshotting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the image, as it was asked for.
+	Image         string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxSnapshotting) Reset() {
+	*x = SandboxSnapshotting{}
+	mi := &file_events_v1_events_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxSnapshotting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxSnapshotting) ProtoMessage() {}
+
+func (x *SandboxSnapshotting) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxSnapshotting.ProtoReflect.Descriptor instead.
+func (*SandboxSnapshotting) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SandboxSnapshotting) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+// SandboxSnapshotted: there is an image of what its root was while the snapshot was made.
+type SandboxSnapshotted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Of its manifest: sha256:….
+	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Of what the sandbox has changed: bytes of their layer before it is compressed, and its entries.
+	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Files uint64 `protobuf:"varint,4,opt,name=files,proto3" json:"files,omitempty"`
+	// Of the SandboxSnapshotting.
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// It stands in the registry that its name says.
+	Pushed        bool `protobuf:"varint,6,opt,name=pushed,proto3" json:"pushed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxSnapshotted) Reset() {
+	*x = SandboxSnapshotted{}
+	mi := &file_events_v1_events_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxSnapshotted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxSnapshotted) ProtoMessage() {}
+
+func (x *SandboxSnapshotted) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxSnapshotted.ProtoReflect.Descriptor instead.
+func (*SandboxSnapshotted) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SandboxSnapshotted) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *SandboxSnapshotted) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *SandboxSnapshotted) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SandboxSnapshotted) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *SandboxSnapshotted) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SandboxSnapshotted) GetPushed() bool {
+	if x != nil {
+		return x.Pushed
+	}
+	return false
+}
+
+// SandboxSnapshotFailed: there is none. reason is a fault.Reason, message is for people.
+type SandboxSnapshotFailed struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Reason  string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Of the SandboxSnapshotting.
+	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxSnapshotFailed) Reset() {
+	*x = SandboxSnapshotFailed{}
+	mi := &file_events_v1_events_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxSnapshotFailed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxSnapshotFailed) ProtoMessage() {}
+
+func (x *SandboxSnapshotFailed) ProtoReflect() protoreflect.Message {
+	mi := &file_events_v1_events_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxSnapshotFailed.ProtoReflect.Descriptor instead.
+func (*SandboxSnapshotFailed) Descriptor() ([]byte, []int) {
+	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SandboxSnapshotFailed) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SandboxSnapshotFailed) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *SandboxSnapshotFailed) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 // ExecSpec is what was asked for, without secrets.
 type ExecSpec struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1341,7 +1538,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1550,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[20]
+	mi := &file_events_v1_events_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1563,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecSpec) GetCommand() string {
@@ -1480,7 +1677,7 @@ type ExecRequested struct {
 
 func (x *ExecRequested) Reset() {
 	*x = ExecRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1689,7 @@ func (x *ExecRequested) String() string {
 func (*ExecRequested) ProtoMessage() {}
 
 func (x *ExecRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[21]
+	mi := &file_events_v1_events_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1702,7 @@ func (x *ExecRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequested.ProtoReflect.Descriptor instead.
 func (*ExecRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecRequested) GetSandboxId() string {
@@ -1550,7 +1747,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1759,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[22]
+	mi := &file_events_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1772,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecStarted) GetSandboxId() string {
@@ -1623,7 +1820,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1832,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[23]
+	mi := &file_events_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1845,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Gap) GetFrom() uint64 {
@@ -1677,7 +1874,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1886,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[24]
+	mi := &file_events_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1899,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Output) GetBytes() uint64 {
@@ -1758,7 +1955,7 @@ type ExecCompleted struct {
 
 func (x *ExecCompleted) Reset() {
 	*x = ExecCompleted{}
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1967,7 @@ func (x *ExecCompleted) String() string {
 func (*ExecCompleted) ProtoMessage() {}
 
 func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[25]
+	mi := &file_events_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1980,7 @@ func (x *ExecCompleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCompleted.ProtoReflect.Descriptor instead.
 func (*ExecCompleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecCompleted) GetExitCode() int32 {
@@ -1895,7 +2092,7 @@ type ExecLost struct {
 
 func (x *ExecLost) Reset() {
 	*x = ExecLost{}
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +2104,7 @@ func (x *ExecLost) String() string {
 func (*ExecLost) ProtoMessage() {}
 
 func (x *ExecLost) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[26]
+	mi := &file_events_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2117,7 @@ func (x *ExecLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecLost.ProtoReflect.Descriptor instead.
 func (*ExecLost) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecLost) GetReason() string {
@@ -1996,7 +2193,7 @@ type ExecCancelRequested struct {
 
 func (x *ExecCancelRequested) Reset() {
 	*x = ExecCancelRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2205,7 @@ func (x *ExecCancelRequested) String() string {
 func (*ExecCancelRequested) ProtoMessage() {}
 
 func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[27]
+	mi := &file_events_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2218,7 @@ func (x *ExecCancelRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCancelRequested.ProtoReflect.Descriptor instead.
 func (*ExecCancelRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecCancelRequested) GetReason() string {
@@ -2041,7 +2238,7 @@ type ExecResized struct {
 
 func (x *ExecResized) Reset() {
 	*x = ExecResized{}
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2250,7 @@ func (x *ExecResized) String() string {
 func (*ExecResized) ProtoMessage() {}
 
 func (x *ExecResized) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[28]
+	mi := &file_events_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2263,7 @@ func (x *ExecResized) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResized.ProtoReflect.Descriptor instead.
 func (*ExecResized) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExecResized) GetSize() *v1.TerminalSize {
@@ -2089,7 +2286,7 @@ type WorkspaceReleased struct {
 
 func (x *WorkspaceReleased) Reset() {
 	*x = WorkspaceReleased{}
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2298,7 @@ func (x *WorkspaceReleased) String() string {
 func (*WorkspaceReleased) ProtoMessage() {}
 
 func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[29]
+	mi := &file_events_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2311,7 @@ func (x *WorkspaceReleased) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceReleased.ProtoReflect.Descriptor instead.
 func (*WorkspaceReleased) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WorkspaceReleased) GetSandboxId() string {
@@ -2157,7 +2354,7 @@ type WorkspaceDeleted struct {
 
 func (x *WorkspaceDeleted) Reset() {
 	*x = WorkspaceDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2366,7 @@ func (x *WorkspaceDeleted) String() string {
 func (*WorkspaceDeleted) ProtoMessage() {}
 
 func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[30]
+	mi := &file_events_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2379,7 @@ func (x *WorkspaceDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceDeleted.ProtoReflect.Descriptor instead.
 func (*WorkspaceDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkspaceDeleted) GetSandboxId() string {
@@ -2229,7 +2426,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2241,7 +2438,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[31]
+	mi := &file_events_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2254,7 +2451,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Letter) GetLetterId() string {
@@ -2381,7 +2578,7 @@ type LetterRedriven struct {
 
 func (x *LetterRedriven) Reset() {
 	*x = LetterRedriven{}
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2590,7 @@ func (x *LetterRedriven) String() string {
 func (*LetterRedriven) ProtoMessage() {}
 
 func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[32]
+	mi := &file_events_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2603,7 @@ func (x *LetterRedriven) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterRedriven.ProtoReflect.Descriptor instead.
 func (*LetterRedriven) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LetterRedriven) GetLetter() *Letter {
@@ -2434,7 +2631,7 @@ type LetterDropped struct {
 
 func (x *LetterDropped) Reset() {
 	*x = LetterDropped{}
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2643,7 @@ func (x *LetterDropped) String() string {
 func (*LetterDropped) ProtoMessage() {}
 
 func (x *LetterDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[33]
+	mi := &file_events_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2656,7 @@ func (x *LetterDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterDropped.ProtoReflect.Descriptor instead.
 func (*LetterDropped) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LetterDropped) GetLetter() *Letter {
@@ -2495,7 +2692,7 @@ type LogSigned struct {
 
 func (x *LogSigned) Reset() {
 	*x = LogSigned{}
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2704,7 @@ func (x *LogSigned) String() string {
 func (*LogSigned) ProtoMessage() {}
 
 func (x *LogSigned) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[34]
+	mi := &file_events_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2717,7 @@ func (x *LogSigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogSigned.ProtoReflect.Descriptor instead.
 func (*LogSigned) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LogSigned) GetLogId() string {
@@ -2568,7 +2765,7 @@ type TenantCreated struct {
 
 func (x *TenantCreated) Reset() {
 	*x = TenantCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2777,7 @@ func (x *TenantCreated) String() string {
 func (*TenantCreated) ProtoMessage() {}
 
 func (x *TenantCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[35]
+	mi := &file_events_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2790,7 @@ func (x *TenantCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantCreated.ProtoReflect.Descriptor instead.
 func (*TenantCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TenantCreated) GetName() string {
@@ -2622,7 +2819,7 @@ type KeyCreated struct {
 
 func (x *KeyCreated) Reset() {
 	*x = KeyCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2831,7 @@ func (x *KeyCreated) String() string {
 func (*KeyCreated) ProtoMessage() {}
 
 func (x *KeyCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[36]
+	mi := &file_events_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2844,7 @@ func (x *KeyCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyCreated.ProtoReflect.Descriptor instead.
 func (*KeyCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KeyCreated) GetKeyId() string {
@@ -2717,7 +2914,7 @@ type KeyRevoked struct {
 
 func (x *KeyRevoked) Reset() {
 	*x = KeyRevoked{}
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2729,7 +2926,7 @@ func (x *KeyRevoked) String() string {
 func (*KeyRevoked) ProtoMessage() {}
 
 func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[37]
+	mi := &file_events_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2742,7 +2939,7 @@ func (x *KeyRevoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRevoked.ProtoReflect.Descriptor instead.
 func (*KeyRevoked) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KeyRevoked) GetKeyIds() []string {
@@ -2773,7 +2970,7 @@ type EventFilter struct {
 
 func (x *EventFilter) Reset() {
 	*x = EventFilter{}
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2982,7 @@ func (x *EventFilter) String() string {
 func (*EventFilter) ProtoMessage() {}
 
 func (x *EventFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[38]
+	mi := &file_events_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2995,7 @@ func (x *EventFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventFilter.ProtoReflect.Descriptor instead.
 func (*EventFilter) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventFilter) GetTypes() []string {
@@ -2840,7 +3037,7 @@ type WebhookCreated struct {
 
 func (x *WebhookCreated) Reset() {
 	*x = WebhookCreated{}
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +3049,7 @@ func (x *WebhookCreated) String() string {
 func (*WebhookCreated) ProtoMessage() {}
 
 func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[39]
+	mi := &file_events_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3062,7 @@ func (x *WebhookCreated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookCreated.ProtoReflect.Descriptor instead.
 func (*WebhookCreated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WebhookCreated) GetWebhookId() string {
@@ -2929,7 +3126,7 @@ type WebhookRotated struct {
 
 func (x *WebhookRotated) Reset() {
 	*x = WebhookRotated{}
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3138,7 @@ func (x *WebhookRotated) String() string {
 func (*WebhookRotated) ProtoMessage() {}
 
 func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[40]
+	mi := &file_events_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3151,7 @@ func (x *WebhookRotated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookRotated.ProtoReflect.Descriptor instead.
 func (*WebhookRotated) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WebhookRotated) GetSealedSecret() []byte {
@@ -2989,7 +3186,7 @@ type WebhookReplayRequested struct {
 
 func (x *WebhookReplayRequested) Reset() {
 	*x = WebhookReplayRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3198,7 @@ func (x *WebhookReplayRequested) String() string {
 func (*WebhookReplayRequested) ProtoMessage() {}
 
 func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[41]
+	mi := &file_events_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3211,7 @@ func (x *WebhookReplayRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookReplayRequested.ProtoReflect.Descriptor instead.
 func (*WebhookReplayRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WebhookReplayRequested) GetFromSequence() uint64 {
@@ -3040,7 +3237,7 @@ type WebhookTestRequested struct {
 
 func (x *WebhookTestRequested) Reset() {
 	*x = WebhookTestRequested{}
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3249,7 @@ func (x *WebhookTestRequested) String() string {
 func (*WebhookTestRequested) ProtoMessage() {}
 
 func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[42]
+	mi := &file_events_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3262,7 @@ func (x *WebhookTestRequested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTestRequested.ProtoReflect.Descriptor instead.
 func (*WebhookTestRequested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 // WebhookTested: what came of a test.
@@ -3085,7 +3282,7 @@ type WebhookTested struct {
 
 func (x *WebhookTested) Reset() {
 	*x = WebhookTested{}
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3294,7 @@ func (x *WebhookTested) String() string {
 func (*WebhookTested) ProtoMessage() {}
 
 func (x *WebhookTested) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[43]
+	mi := &file_events_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3307,7 @@ func (x *WebhookTested) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookTested.ProtoReflect.Descriptor instead.
 func (*WebhookTested) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WebhookTested) GetTestId() string {
@@ -3158,7 +3355,7 @@ type WebhookDisabled struct {
 
 func (x *WebhookDisabled) Reset() {
 	*x = WebhookDisabled{}
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3367,7 @@ func (x *WebhookDisabled) String() string {
 func (*WebhookDisabled) ProtoMessage() {}
 
 func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[44]
+	mi := &file_events_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3380,7 @@ func (x *WebhookDisabled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDisabled.ProtoReflect.Descriptor instead.
 func (*WebhookDisabled) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WebhookDisabled) GetReason() string {
@@ -3203,7 +3400,7 @@ type WebhookDeleted struct {
 
 func (x *WebhookDeleted) Reset() {
 	*x = WebhookDeleted{}
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3412,7 @@ func (x *WebhookDeleted) String() string {
 func (*WebhookDeleted) ProtoMessage() {}
 
 func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[45]
+	mi := &file_events_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3425,7 @@ func (x *WebhookDeleted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WebhookDeleted.ProtoReflect.Descriptor instead.
 func (*WebhookDeleted) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WebhookDeleted) GetNote() string {
@@ -3249,7 +3446,7 @@ type QuotaLimit struct {
 
 func (x *QuotaLimit) Reset() {
 	*x = QuotaLimit{}
-	mi := &file_events_v1_events_proto_msgTypes[46]
+	mi := &file_events_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3458,7 @@ func (x *QuotaLimit) String() string {
 func (*QuotaLimit) ProtoMessage() {}
 
 func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[46]
+	mi := &file_events_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3471,7 @@ func (x *QuotaLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaLimit.ProtoReflect.Descriptor instead.
 func (*QuotaLimit) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *QuotaLimit) GetName() string {
@@ -3302,7 +3499,7 @@ type QuotaSet struct {
 
 func (x *QuotaSet) Reset() {
 	*x = QuotaSet{}
-	mi := &file_events_v1_events_proto_msgTypes[47]
+	mi := &file_events_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3511,7 @@ func (x *QuotaSet) String() string {
 func (*QuotaSet) ProtoMessage() {}
 
 func (x *QuotaSet) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[47]
+	mi := &file_events_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3524,7 @@ func (x *QuotaSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaSet.ProtoReflect.Descriptor instead.
 func (*QuotaSet) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *QuotaSet) GetLimits() []*QuotaLimit {
@@ -3364,7 +3561,7 @@ type BudgetSet struct {
 
 func (x *BudgetSet) Reset() {
 	*x = BudgetSet{}
-	mi := &file_events_v1_events_proto_msgTypes[48]
+	mi := &file_events_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3376,7 +3573,7 @@ func (x *BudgetSet) String() string {
 func (*BudgetSet) ProtoMessage() {}
 
 func (x *BudgetSet) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[48]
+	mi := &file_events_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3389,7 +3586,7 @@ func (x *BudgetSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetSet.ProtoReflect.Descriptor instead.
 func (*BudgetSet) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *BudgetSet) GetVersion() uint32 {
@@ -3446,7 +3643,7 @@ type BudgetRemoved struct {
 
 func (x *BudgetRemoved) Reset() {
 	*x = BudgetRemoved{}
-	mi := &file_events_v1_events_proto_msgTypes[49]
+	mi := &file_events_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3655,7 @@ func (x *BudgetRemoved) String() string {
 func (*BudgetRemoved) ProtoMessage() {}
 
 func (x *BudgetRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[49]
+	mi := &file_events_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3668,7 @@ func (x *BudgetRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetRemoved.ProtoReflect.Descriptor instead.
 func (*BudgetRemoved) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *BudgetRemoved) GetVersion() uint32 {
@@ -3511,7 +3708,7 @@ type BudgetReached struct {
 
 func (x *BudgetReached) Reset() {
 	*x = BudgetReached{}
-	mi := &file_events_v1_events_proto_msgTypes[50]
+	mi := &file_events_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3523,7 +3720,7 @@ func (x *BudgetReached) String() string {
 func (*BudgetReached) ProtoMessage() {}
 
 func (x *BudgetReached) ProtoReflect() protoreflect.Message {
-	mi := &file_events_v1_events_proto_msgTypes[50]
+	mi := &file_events_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3536,7 +3733,7 @@ func (x *BudgetReached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetReached.ProtoReflect.Descriptor instead.
 func (*BudgetReached) Descriptor() ([]byte, []int) {
-	return file_events_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_events_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *BudgetReached) GetVersion() uint32 {
@@ -3719,7 +3916,20 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v20.sandtrail.events.v1.SandboxLabelled.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"+\n" +
+	"\x13SandboxSnapshotting\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\"\xa2\x01\n" +
+	"\x12SandboxSnapshotted\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x14\n" +
+	"\x05files\x18\x04 \x01(\x04R\x05files\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x16\n" +
+	"\x06pushed\x18\x06 \x01(\bR\x06pushed\"e\n" +
+	"\x15SandboxSnapshotFailed\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\"\xfb\x03\n" +
 	"\bExecSpec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x1f\n" +
@@ -3937,7 +4147,7 @@ func file_events_v1_events_proto_rawDescGZIP() []byte {
 	return file_events_v1_events_proto_rawDescData
 }
 
-var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_events_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_events_v1_events_proto_goTypes = []any{
 	(*Workspace)(nil),              // 0: sandtrail.events.v1.Workspace
 	(*Limits)(nil),                 // 1: sandtrail.events.v1.Limits
@@ -3959,85 +4169,88 @@ var file_events_v1_events_proto_goTypes = []any{
 	(*SandboxExtended)(nil),        // 17: sandtrail.events.v1.SandboxExtended
 	(*SandboxUsed)(nil),            // 18: sandtrail.events.v1.SandboxUsed
 	(*SandboxLabelled)(nil),        // 19: sandtrail.events.v1.SandboxLabelled
-	(*ExecSpec)(nil),               // 20: sandtrail.events.v1.ExecSpec
-	(*ExecRequested)(nil),          // 21: sandtrail.events.v1.ExecRequested
-	(*ExecStarted)(nil),            // 22: sandtrail.events.v1.ExecStarted
-	(*Gap)(nil),                    // 23: sandtrail.events.v1.Gap
-	(*Output)(nil),                 // 24: sandtrail.events.v1.Output
-	(*ExecCompleted)(nil),          // 25: sandtrail.events.v1.ExecCompleted
-	(*ExecLost)(nil),               // 26: sandtrail.events.v1.ExecLost
-	(*ExecCancelRequested)(nil),    // 27: sandtrail.events.v1.ExecCancelRequested
-	(*ExecResized)(nil),            // 28: sandtrail.events.v1.ExecResized
-	(*WorkspaceReleased)(nil),      // 29: sandtrail.events.v1.WorkspaceReleased
-	(*WorkspaceDeleted)(nil),       // 30: sandtrail.events.v1.WorkspaceDeleted
-	(*Letter)(nil),                 // 31: sandtrail.events.v1.Letter
-	(*LetterRedriven)(nil),         // 32: sandtrail.events.v1.LetterRedriven
-	(*LetterDropped)(nil),          // 33: sandtrail.events.v1.LetterDropped
-	(*LogSigned)(nil),              // 34: sandtrail.events.v1.LogSigned
-	(*TenantCreated)(nil),          // 35: sandtrail.events.v1.TenantCreated
-	(*KeyCreated)(nil),             // 36: sandtrail.events.v1.KeyCreated
-	(*KeyRevoked)(nil),             // 37: sandtrail.events.v1.KeyRevoked
-	(*EventFilter)(nil),            // 38: sandtrail.events.v1.EventFilter
-	(*WebhookCreated)(nil),         // 39: sandtrail.events.v1.WebhookCreated
-	(*WebhookRotated)(nil),         // 40: sandtrail.events.v1.WebhookRotated
-	(*WebhookReplayRequested)(nil), // 41: sandtrail.events.v1.WebhookReplayRequested
-	(*WebhookTestRequested)(nil),   // 42: sandtrail.events.v1.WebhookTestRequested
-	(*WebhookTested)(nil),          // 43: sandtrail.events.v1.WebhookTested
-	(*WebhookDisabled)(nil),        // 44: sandtrail.events.v1.WebhookDisabled
-	(*WebhookDeleted)(nil),         // 45: sandtrail.events.v1.WebhookDeleted
-	(*QuotaLimit)(nil),             // 46: sandtrail.events.v1.QuotaLimit
-	(*QuotaSet)(nil),               // 47: sandtrail.events.v1.QuotaSet
-	(*BudgetSet)(nil),              // 48: sandtrail.events.v1.BudgetSet
-	(*BudgetRemoved)(nil),          // 49: sandtrail.events.v1.BudgetRemoved
-	(*BudgetReached)(nil),          // 50: sandtrail.events.v1.BudgetReached
-	nil,                            // 51: sandtrail.events.v1.SandboxRequested.LabelsEntry
-	nil,                            // 52: sandtrail.events.v1.SandboxLabelled.LabelsEntry
-	(*timestamppb.Timestamp)(nil),  // 53: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 54: common.v1.UsageMetrics
-	(*v1.TerminalSize)(nil),        // 55: common.v1.TerminalSize
-	(*v1.LimitHit)(nil),            // 56: common.v1.LimitHit
+	(*SandboxSnapshotting)(nil),    // 20: sandtrail.events.v1.SandboxSnapshotting
+	(*SandboxSnapshotted)(nil),     // 21: sandtrail.events.v1.SandboxSnapshotted
+	(*SandboxSnapshotFailed)(nil),  // 22: sandtrail.events.v1.SandboxSnapshotFailed
+	(*ExecSpec)(nil),               // 23: sandtrail.events.v1.ExecSpec
+	(*ExecRequested)(nil),          // 24: sandtrail.events.v1.ExecRequested
+	(*ExecStarted)(nil),            // 25: sandtrail.events.v1.ExecStarted
+	(*Gap)(nil),                    // 26: sandtrail.events.v1.Gap
+	(*Output)(nil),                 // 27: sandtrail.events.v1.Output
+	(*ExecCompleted)(nil),          // 28: sandtrail.events.v1.ExecCompleted
+	(*ExecLost)(nil),               // 29: sandtrail.events.v1.ExecLost
+	(*ExecCancelRequested)(nil),    // 30: sandtrail.events.v1.ExecCancelRequested
+	(*ExecResized)(nil),            // 31: sandtrail.events.v1.ExecResized
+	(*WorkspaceReleased)(nil),      // 32: sandtrail.events.v1.WorkspaceReleased
+	(*WorkspaceDeleted)(nil),       // 33: sandtrail.events.v1.WorkspaceDeleted
+	(*Letter)(nil),                 // 34: sandtrail.events.v1.Letter
+	(*LetterRedriven)(nil),         // 35: sandtrail.events.v1.LetterRedriven
+	(*LetterDropped)(nil),          // 36: sandtrail.events.v1.LetterDropped
+	(*LogSigned)(nil),              // 37: sandtrail.events.v1.LogSigned
+	(*TenantCreated)(nil),          // 38: sandtrail.events.v1.TenantCreated
+	(*KeyCreated)(nil),             // 39: sandtrail.events.v1.KeyCreated
+	(*KeyRevoked)(nil),             // 40: sandtrail.events.v1.KeyRevoked
+	(*EventFilter)(nil),            // 41: sandtrail.events.v1.EventFilter
+	(*WebhookCreated)(nil),         // 42: sandtrail.events.v1.WebhookCreated
+	(*WebhookRotated)(nil),         // 43: sandtrail.events.v1.WebhookRotated
+	(*WebhookReplayRequested)(nil), // 44: sandtrail.events.v1.WebhookReplayRequested
+	(*WebhookTestRequested)(nil),   // 45: sandtrail.events.v1.WebhookTestRequested
+	(*WebhookTested)(nil),          // 46: sandtrail.events.v1.WebhookTested
+	(*WebhookDisabled)(nil),        // 47: sandtrail.events.v1.WebhookDisabled
+	(*WebhookDeleted)(nil),         // 48: sandtrail.events.v1.WebhookDeleted
+	(*QuotaLimit)(nil),             // 49: sandtrail.events.v1.QuotaLimit
+	(*QuotaSet)(nil),               // 50: sandtrail.events.v1.QuotaSet
+	(*BudgetSet)(nil),              // 51: sandtrail.events.v1.BudgetSet
+	(*BudgetRemoved)(nil),          // 52: sandtrail.events.v1.BudgetRemoved
+	(*BudgetReached)(nil),          // 53: sandtrail.events.v1.BudgetReached
+	nil,                            // 54: sandtrail.events.v1.SandboxRequested.LabelsEntry
+	nil,                            // 55: sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	(*timestamppb.Timestamp)(nil),  // 56: google.protobuf.Timestamp
+	(*v1.UsageMetrics)(nil),        // 57: common.v1.UsageMetrics
+	(*v1.TerminalSize)(nil),        // 58: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),            // 59: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
 	1,  // 1: sandtrail.events.v1.SandboxRequested.limits:type_name -> sandtrail.events.v1.Limits
-	51, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
+	54, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
-	53, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
 	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
 	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	54, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	54, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	54, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	53, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	54, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	53, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	53, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
-	52, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
-	55, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
-	20, // 17: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	53, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	20, // 19: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	53, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	23, // 21: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	54, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	24, // 23: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	24, // 24: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	56, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	54, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	55, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
-	53, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	53, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	53, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	31, // 31: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	31, // 32: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	53, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	53, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	38, // 35: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	53, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	46, // 37: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	53, // 38: sandtrail.events.v1.BudgetReached.period_start:type_name -> google.protobuf.Timestamp
-	53, // 39: sandtrail.events.v1.BudgetReached.period_end:type_name -> google.protobuf.Timestamp
+	57, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	57, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	57, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	56, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	57, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	56, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	55, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	58, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
+	23, // 17: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	56, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	23, // 19: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	56, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	26, // 21: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	57, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	27, // 23: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	27, // 24: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	59, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	57, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	58, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
+	56, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	56, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	56, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	34, // 31: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	34, // 32: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	56, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	41, // 35: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	56, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	49, // 37: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	56, // 38: sandtrail.events.v1.BudgetReached.period_start:type_name -> google.protobuf.Timestamp
+	56, // 39: sandtrail.events.v1.BudgetReached.period_end:type_name -> google.protobuf.Timestamp
 	40, // [40:40] is the sub-list for method output_type
 	40, // [40:40] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
@@ -4056,7 +4269,7 @@ func file_events_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_events_v1_events_proto_rawDesc), len(file_events_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
