@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
+	"github.com/sandtrail/sandtrail/toolbox/changes"
 	"github.com/sandtrail/sandtrail/toolbox/sentry"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
 	"github.com/sandtrail/sandtrail/toolbox/task"
@@ -113,6 +114,9 @@ func (k *Keeper) execute(p *program, r *toolboxv1.Start) error {
 		}
 		defer p.outside.Started()
 		argv, more = watch.WithOutside(helper), p.outside.Files
+	}
+	if helper, ok := changes.Argv(guestInit, argv); ok && r.Terminal == nil {
+		argv = helper
 	}
 	if r.Terminal != nil {
 		if p.terminal, err = task.NewTerminal(r.Terminal); err != nil {

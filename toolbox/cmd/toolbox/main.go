@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/sandtrail/sandtrail/toolbox/changes"
 	"github.com/sandtrail/sandtrail/toolbox/connect"
 	"github.com/sandtrail/sandtrail/toolbox/guest"
 	"github.com/sandtrail/sandtrail/toolbox/install"
@@ -37,6 +38,8 @@ func main() {
 		os.Exit(watch.Main(os.Args[2:]))
 	case watch.OutsideArgument:
 		os.Exit(watch.MainOutside(os.Args[2:]))
+	case changes.Argument:
+		os.Exit(changes.Main())
 	case "install":
 		if len(os.Args) != 3 {
 			usage()
@@ -53,6 +56,6 @@ func main() {
 }
 
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | watch [recursive] | connect | install DIRECTORY | version")
+	fmt.Fprintln(os.Stderr, "usage: toolbox keeper | init | terminal PROGRAM … | watch [recursive] | changes | connect | install DIRECTORY | version")
 	os.Exit(2)
 }
