@@ -43,6 +43,8 @@ type Image struct {
 	Files int64 `json:"files"`
 	// Base is the host id that the guest's id 0 owns files as.
 	Base uint32 `json:"base"`
+	// Owner is the tenant whose snapshot it is; empty: it is anybody's.
+	Owner string `json:"owner,omitempty"`
 }
 
 // Source gives an image without a registry.
@@ -58,6 +60,9 @@ type Options struct {
 	Sources map[string]Source
 	// MaxBytes and MaxFiles bound one unpacked image, all layers together and before whiteouts; default 8 GiB and 500,000.
 	MaxBytes, MaxFiles int64
+	// SnapshotBytes bounds what a snapshot says was changed; default 2 GiB. Snapshots is how many a tenant may have here by name; default 20.
+	SnapshotBytes int64
+	Snapshots     int
 	// PullTimeout bounds one Ensure; default 10 minutes.
 	PullTimeout time.Duration
 	// PrivateRegistries allows registries at private, loopback and link-local addresses. Off, a tenant's reference cannot make
@@ -88,6 +93,12 @@ func Open(o Options) (*Store, error) {
 	if o.MaxFiles == 0 {
 		o.MaxFiles = 500_000
 	}
+	if o.SnapshotBytes == 0 {
+		o.SnapshotBytes = 2 << 30
+	}
+	if o.Snapshots == 0 {
+		o.Snapshots = 20
+	}
 	if o.PullTimeout == 0 {
 		o.PullTimeout = 10 * time.Minute
 	}
@@ -99,7 +110,7 @@ func Open(o Options) (*Store, error) {
 		return nil, fmt.Errorf("open images: %w", err)
 	}
 	o.Dir = dir
-	for _, sub := range []string{"", "rootfs", "refs", "locks", "meta"} {
+	for _, sub := range []string{"", "rootfs", "refs", "locks", "meta", "snapshots"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open images: %w", err)
 		}

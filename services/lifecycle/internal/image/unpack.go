@@ -34,6 +34,12 @@ const maxLayers = 256
 // is unpacked already is only read for its digest. Callers hold the lock of a reference; two references to one image are kept
 // apart by the lock of the digest.
 func (s *Store) unpack(ctx context.Context, src v1.Image, p prepare.Progress) (Image, error) {
+	return s.unpackAs(ctx, src, "", p)
+}
+
+// unpackAs is unpack for an image that belongs to a tenant, or to nobody. One that is here and belongs to a tenant already is anybody else's
+// only once they have shown all of it.
+func (s *Store) unpackAs(ctx context.Context, src v1.Image, owner string, p prepare.Progress) (Image, error) {
 	digest, err := src.Digest()
 	if err != nil {
 		return Image{}, err
@@ -44,12 +50,16 @@ func (s *Store) unpack(ctx context.Context, src v1.Image, p prepare.Progress) (I
 	}
 	defer release()
 	if img, ok := s.ByDigest(digest.String()); ok {
-		return img, nil
+		if img.Owner != "" && img.Owner != owner {
+			err = errors.Join(sameConfig(src), possess(ctx, src, s.o.MaxBytes))
+		}
+		return img, err
 	}
 	img, err := describe(src)
 	if err != nil {
 		return Image{}, err
 	}
+	img.Owner = owner
 	img.Digest, img.Rootfs, img.Base = digest.String(), s.rootfsPath(digest.Hex), s.o.HostIDBase
 	partial := img.Rootfs + ".partial"
 	if err := errors.Join(os.RemoveAll(partial), os.RemoveAll(img.Rootfs)); err != nil {
@@ -143,14 +153,18 @@ func (s *Store) layers(ctx context.Context, src v1.Image, dir string, img *Image
 
 // layer unpacks one layer. What it read is compared with the digest that the config names, whatever the source checks itself:
 // a source may take the digest that it says a layer has from the layer, at the cost of reading it twice.
-func (u *unpacker) layer(ctx context.Context, layer v1.Layer, want v1.Hash) (err error) {
+func (u *unpacker) layer(ctx context.Context, layer v1.Layer, want v1.Hash) error {
+	u.fresh = map[string]bool{}
+	return u.read(ctx, layer, want, u.entry)
+}
+
+func (u *unpacker) read(ctx context.Context, layer v1.Layer, want v1.Hash, each func(*tar.Header, io.Reader) error) (err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, content.Close()) }()
 	r := &counted{ctx: ctx, r: content, sum: sha256.New(), left: &u.bytesLeft}
-	u.fresh = map[string]bool{}
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -160,7 +174,7 @@ func (u *unpacker) layer(ctx context.Context, layer v1.Layer, want v1.Hash) (err
 		if err != nil {
 			return readFault(err)
 		}
-		if err := u.entry(h, tr); err != nil {
+		if err := each(h, tr); err != nil {
 			return err
 		}
 	}
