@@ -205,11 +205,13 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 		return err
 	}
 	_, stops := driver.(runtime.Stopper)
+	_, snapshots := driver.(runtime.Snapshotter)
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
 			Worker: cfg.Worker, Driver: cfg.DriverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
 			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
 			Stops:        stops,
+			Snapshots:    snapshots,
 		},
 		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
 	}

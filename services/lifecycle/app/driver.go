@@ -38,6 +38,9 @@ type DriverConfig struct {
 	// MaxExecs run in one sandbox at once.
 	OverlayBytes, OutputCap uint64
 	MaxExecs                uint32
+	// SnapshotBytes bounds what a sandbox may have changed for a snapshot of it: 2 GiB. Snapshots is how many of them a tenant may have by name: 20.
+	SnapshotBytes int64
+	Snapshots     int
 	// Cgroup is the group below this process's own that holds the sandboxes' groups.
 	Cgroup string
 	// Control is how programs are run in a sandbox: "socket", the sentry's control socket, or "command", runsc exec, which takes
@@ -84,7 +87,7 @@ func openImages(cfg Config, log *slog.Logger) (*image.Store, error) {
 	}
 	return image.Open(image.Options{
 		Dir: filepath.Join(cfg.StateDir, "images"), HostIDBase: idBase(), Sources: sources,
-		PrivateRegistries: cfg.Driver.PrivateRegistries, Log: log,
+		PrivateRegistries: cfg.Driver.PrivateRegistries, SnapshotBytes: cfg.Driver.SnapshotBytes, Snapshots: cfg.Driver.Snapshots, Log: log,
 	})
 }
 

@@ -33,6 +33,9 @@ type host struct {
 	// roots are what is kept of stopped sandboxes, notes what they were made with.
 	roots map[string]string
 	notes map[string][]byte
+	// snapshot runs in the middle of one; an error fails it. snapshots are those that were made, by name.
+	snapshot  func(ctx context.Context) error
+	snapshots map[string]runtime.SnapshotSpec
 	// told are called with each change that a test tells.
 	told []func(id string)
 }
@@ -47,7 +50,7 @@ type box struct {
 }
 
 func newHost() *host {
-	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, kept: map[string]time.Time{}, made: map[string]int{}, silent: map[string]bool{}, roots: map[string]string{}, notes: map[string][]byte{}}
+	return &host{boxes: map[string]*box{}, disks: map[string]bool{}, kept: map[string]time.Time{}, made: map[string]int{}, silent: map[string]bool{}, roots: map[string]string{}, notes: map[string][]byte{}, snapshots: map[string]runtime.SnapshotSpec{}}
 }
 
 func (h *host) with(f func(*host)) {
@@ -184,6 +187,22 @@ func (d *driver) Stop(_ context.Context, id string) (runtime.Usage, error) {
 	}
 	d.host.with(func(h *host) { delete(h.boxes, id) })
 	return runtime.Usage{CPUMillis: 42}, d.at("stopped")
+}
+
+// Snapshot implements runtime.Snapshotter.
+func (d *driver) Snapshot(ctx context.Context, s runtime.SnapshotSpec) (runtime.Snapshotted, error) {
+	if err := d.at("before snapshot"); err != nil {
+		return runtime.Snapshotted{}, err
+	}
+	var hook func(context.Context) error
+	d.host.with(func(h *host) { hook = h.snapshot })
+	if hook != nil {
+		if err := hook(ctx); err != nil {
+			return runtime.Snapshotted{}, err
+		}
+	}
+	d.host.with(func(h *host) { h.snapshots[s.Image] = s })
+	return runtime.Snapshotted{Digest: "sha256:" + s.Image, Bytes: 10, Files: 2}, d.at("snapshot made")
 }
 
 // Note implements runtime.Stopper.

@@ -87,7 +87,7 @@ func (d *Driver) Create(ctx context.Context, spec runtime.Spec) (runtime.Created
 // image is that of a sandbox: of one that was stopped the very one that it was made from, since what it changed there is kept as changes.
 func (d *Driver) image(ctx context.Context, spec runtime.Spec) (image.Image, error) {
 	if !spec.Resume {
-		return d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+		return d.o.Images.EnsureFor(ctx, spec.Tenant, spec.Image, d.o.Progress)
 	}
 	was, stopped := d.stopped(spec.ID)
 	if !stopped {
@@ -96,7 +96,7 @@ func (d *Driver) image(ctx context.Context, spec runtime.Spec) (image.Image, err
 	if img, ok := d.o.Images.ByDigest(was.ImageDigest); ok {
 		return img, nil
 	}
-	img, err := d.o.Images.Ensure(ctx, spec.Image, d.o.Progress)
+	img, err := d.o.Images.EnsureFor(ctx, spec.Tenant, spec.Image, d.o.Progress)
 	if err == nil && img.Digest != was.ImageDigest {
 		err = fault.Newf(fault.FailedPrecondition, fault.ReasonImageInvalid, "the image %s that the sandbox was made from is no longer to be had", was.ImageDigest)
 	}

@@ -187,7 +187,8 @@ func waiting(ctx context.Context, p place) bool {
 // fromPool takes a warm sandbox for one that has nothing on this host yet. Where that fails nothing of it is left but, in the worst
 // case, an empty workspace.
 func (d *Driver) fromPool(ctx context.Context, spec runtime.Spec, img image.Image, imageTook time.Duration) (runtime.Created, bool) {
-	if d.o.Warm.Max == 0 || d.o.Workspaces.Exists(spec.ID) {
+	// What is kept ready is for anybody, a tenant's snapshot is not.
+	if d.o.Warm.Max == 0 || img.Owner != "" || d.o.Workspaces.Exists(spec.ID) {
 		return runtime.Created{}, false
 	}
 	class, err := d.class(spec, img)

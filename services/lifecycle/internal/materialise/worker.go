@@ -97,6 +97,8 @@ func (r *Role) Handle(ctx context.Context, m worker.Message) error {
 		return r.materialise(ctx, s, r.meta(cmd), c.Materialise.GetSealedEnv(), m.Attempt)
 	case *commandsv1.WorkerCommand_Halt:
 		return r.Halt(ctx, s, r.meta(cmd))
+	case *commandsv1.WorkerCommand_TakeSnapshot:
+		return r.snapshot(ctx, s, r.meta(cmd), m.Attempt)
 	case *commandsv1.WorkerCommand_Teardown:
 		return r.teardown(ctx, s, r.meta(cmd))
 	case *commandsv1.WorkerCommand_DeleteWorkspace:

@@ -87,6 +87,8 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 		seq, err = s.stop(ctx, cmd)
 	case *commandsv1.SandboxCommand_Start:
 		seq, err = s.restart(ctx, cmd)
+	case *commandsv1.SandboxCommand_Snapshot:
+		seq, err = s.snapshot(ctx, cmd, c.Snapshot.GetImage())
 	case *commandsv1.SandboxCommand_Use:
 		seq, err = s.use(ctx, cmd)
 	case *commandsv1.SandboxCommand_Label:
