@@ -110,7 +110,7 @@ func TestCallsOfNamedSandboxesAreRecorded(t *testing.T) {
 		{"POST", "/sandboxes/demo/stop", "StopSandbox", "ok"},
 		{"POST", "/sandboxes/nobody/stop", "StopSandbox", "refused"},
 		{"POST", "/sandboxes/demo/start", "StartSandbox", "ok"},
-		{"POST", "/sandboxes/demo/snapshot", "Snapshot", "refused"},
+		{"POST", "/sandboxes/demo/snapshot", "Snapshot", "ok"},
 		{"GET", "/poders", "Poders", "ok"},
 		{"DELETE", "/sandboxes/demo", "DestroySandbox", "ok"},
 	} {

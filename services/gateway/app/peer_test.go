@@ -178,6 +178,9 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	if c.GetStop() != nil || c.GetStart() != nil {
 		return p.turn(c, do)
 	}
+	if c.GetSnapshot() != nil {
+		return p.snapshot(c, do)
+	}
 	if c.GetUse() != nil {
 		p.mu.Lock()
 		hook := p.onUse

@@ -16,7 +16,7 @@ import (
 )
 
 // Kinds of jobs, and how their ids begin. A job is nothing that is stored: its id names a sandbox and what was to become of it, and the
-// sandbox's events say how far that is. A sandbox is stopped and started often: the id of such a job ends with the place in the log of the
+// sandbox's events say how far that is. A sandbox is stopped, started and made snapshots of often: the id of such a job ends with the place in the log of the
 // event that began it.
 const (
 	jobCreate = "CREATE"
@@ -53,6 +53,11 @@ type jobResult struct {
 	Attempts uint32 `json:"attempts"`
 	// Message says what it waits for.
 	Message string `json:"message,omitempty"`
+	// Image, Digest, Bytes and Sequence are those of a snapshot.
+	Image    string `json:"image,omitempty"`
+	Digest   string `json:"digest,omitempty"`
+	Bytes    uint64 `json:"bytes,omitempty"`
+	Sequence uint64 `json:"sequence,omitempty"`
 }
 
 // showJob answers a job by its id.
@@ -60,7 +65,7 @@ func (c *call) showJob() error {
 	kind, id, _ := strings.Cut(c.r.PathValue("id"), "-")
 	kind = strings.ToUpper(kind)
 	var seq uint64
-	turn := kind == jobStop || kind == jobStart
+	turn := kind == jobStop || kind == jobStart || kind == jobSnapshot
 	if i := strings.LastIndexByte(id, '-'); turn && i > 0 {
 		seq, _ = strconv.ParseUint(id[i+1:], 10, 64)
 		id = id[:i]
@@ -75,7 +80,7 @@ func (c *call) showJob() error {
 	return c.answer(http.StatusOK, j)
 }
 
-// jobOf tells a job from the log; seq is the event that began a stop or a start.
+// jobOf tells a job from the log; seq is the event that began a stop, a start or a snapshot.
 func (c *call) jobOf(id, kind string, seq uint64) (job, error) {
 	h, err := c.use.History(c.ctx, c.p, id)
 	if fault.Is(err, fault.ReasonSandboxNotFound) {
@@ -100,6 +105,9 @@ func (c *call) jobOf(id, kind string, seq uint64) (job, error) {
 	case jobStart:
 		j.ID = turnID(kind, id, seq)
 		starting(&j, h, seq)
+	case jobSnapshot:
+		j.ID = turnID(kind, id, seq)
+		snapshotting(&j, h, seq)
 	}
 	if j.Status == "" {
 		return job{}, noJob(j.ID)

@@ -3,7 +3,6 @@ package sandboxapi
 import (
 	"net/http"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 )
 
@@ -25,6 +24,7 @@ var routes = []route{
 	{method: http.MethodPatch, path: one, id: "update_sandbox", scopes: tenant.Create, do: (*call).change},
 	{method: http.MethodPost, path: one + "/stop", id: "stop", scopes: tenant.Stop, long: true, do: (*call).stop},
 	{method: http.MethodPost, path: one + "/start", id: "start", scopes: tenant.Stop, long: true, do: (*call).start},
+	{method: http.MethodPost, path: one + "/snapshot", id: "snapshot", scopes: tenant.Create, long: true, do: (*call).snapshot},
 	{method: http.MethodGet, path: one + "/logs", id: "logs", scopes: tenant.Inspect, do: (*call).logs},
 	{method: http.MethodPost, path: all + "/execute", id: "execute", scopes: tenant.Execute, long: true, do: (*call).execute},
 	{method: http.MethodGet, path: all + "/stream", id: "stream", scopes: tenant.Execute, long: true, do: (*call).stream},
@@ -68,15 +68,4 @@ var routes = []route{
 	{method: http.MethodPost, path: Base + "/tokens", id: "issue_token", scopes: tenant.Admin, do: (*call).issue},
 	{method: http.MethodGet, path: Base + "/tokens", id: "list_tokens", scopes: tenant.Admin, do: (*call).tokens},
 	{method: http.MethodDelete, path: Base + "/tokens/{prefix}", id: "revoke_token", scopes: tenant.Admin, do: (*call).revoke},
-}
-
-// missing are the routes of the published API that cannot be served yet. They answer 501 and say what is missing.
-var missing = []route{
-	lacks(http.MethodPost, one+"/snapshot", "snapshot", "snapshots are not made yet", tenant.Create),
-}
-
-func lacks(method, path, id, what string, scopes tenant.Scopes) route {
-	return route{method: method, path: path, id: id, scopes: scopes, do: func(*call) error {
-		return fault.New(fault.FailedPrecondition, fault.ReasonNotImplemented, what)
-	}}
 }

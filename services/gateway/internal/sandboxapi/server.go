@@ -6,7 +6,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,7 +76,7 @@ func New(use *usecase.UseCases, around *edge.Edge, opt Options, registry prometh
 	if err := registry.Register(s.calls); err != nil {
 		return nil, err
 	}
-	for _, r := range slices.Concat(routes, missing) {
+	for _, r := range routes {
 		s.mux.HandleFunc(strings.TrimSpace(r.method+" "+r.path), func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, r, target{}) })
 	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) {
