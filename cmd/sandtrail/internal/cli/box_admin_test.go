@@ -119,3 +119,11 @@ func TestANamedCreateMayAskForATimeOfIdleness(t *testing.T) {
 	require.Equal(t, 0, r.code, r.stderr)
 	require.InDelta(t, 600, got()[0].body["idle_timeout_seconds"], 0)
 }
+
+func TestASnapshotPrintsTheNameOfItsImage(t *testing.T) {
+	got := serving(t, map[string]string{"POST /api/v1/sandboxes/demo/snapshot": `{"image":"mine:1","digest":"sha256:d","status":"COMPLETED"}`})
+	r := runCLI(nil, nil, "snapshot", "demo", "--image", "mine:1")
+	require.Equal(t, []any{0, "mine:1\n"}, []any{r.code, r.stdout}, r.stderr)
+	require.Equal(t, []asked{{what: "POST /api/v1/sandboxes/demo/snapshot"}}, got())
+	require.Equal(t, cli.ExitNotFound, runCLI(nil, nil, "snapshot", "none").code)
+}

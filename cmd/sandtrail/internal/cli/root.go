@@ -38,29 +38,30 @@ type Root struct {
 	Cp       Cp       `cmd:"" group:"Sandboxes" help:"Copy files to and from a sandbox."`
 	MCP      MCP      `cmd:"" name:"mcp" group:"Sandboxes" help:"Give an agent sandboxes as tools, on stdin and stdout."`
 
-	List    List     `cmd:"" group:"Named sandboxes" help:"List sandboxes by name."`
-	Get     Get      `cmd:"" group:"Named sandboxes" help:"Show a sandbox: state, worker, architecture."`
-	Delete  Delete   `cmd:"" group:"Named sandboxes" help:"End sandboxes; their names are free again."`
-	Stop    StopBox  `cmd:"" group:"Named sandboxes" help:"End the processes of sandboxes and keep their files."`
-	Start   StartBox `cmd:"" group:"Named sandboxes" help:"Bring stopped sandboxes back."`
-	Update  Update   `cmd:"" group:"Named sandboxes" help:"Let a sandbox live longer, or give it other labels."`
-	Execute Execute  `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
-	Stream  Execute  `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
-	Run     RunCode  `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
-	Context Contexts `cmd:"" group:"Named sandboxes" help:"Look after the interpreters of a sandbox."`
-	Session Sessions `cmd:"" group:"Named sandboxes" help:"Run commands in a shell that keeps its state."`
-	Shell   Shell    `cmd:"" group:"Named sandboxes" help:"Open a terminal in a sandbox."`
-	FS      FS       `cmd:"" name:"fs" group:"Named sandboxes" help:"Work with the files of a sandbox."`
-	Logs    Logs     `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
-	Env     GuestEnv `cmd:"" group:"Named sandboxes" help:"Show what a sandbox says of itself."`
-	Stats   Stats    `cmd:"" group:"Named sandboxes" help:"Show what a sandbox uses now."`
-	Preview Preview  `cmd:"" group:"Named sandboxes" help:"Make a URL that shows a port of a sandbox."`
-	Job     Job      `cmd:"" group:"Named sandboxes" help:"Show how far an order is."`
-	Poder   Poder    `cmd:"" group:"Named sandboxes" help:"Show the workers."`
-	Token   Token    `cmd:"" group:"Named sandboxes" help:"Look after your tenant's API keys, over the server."`
-	Health  Health   `cmd:"" group:"Named sandboxes" help:"Ask a server whether it is well."`
-	Metrics Metrics  `cmd:"" group:"Named sandboxes" help:"Print a server's metrics."`
-	Config  Config   `cmd:"" group:"Named sandboxes" help:"Keep the URLs and keys of servers."`
+	List     List        `cmd:"" group:"Named sandboxes" help:"List sandboxes by name."`
+	Get      Get         `cmd:"" group:"Named sandboxes" help:"Show a sandbox: state, worker, architecture."`
+	Delete   Delete      `cmd:"" group:"Named sandboxes" help:"End sandboxes; their names are free again."`
+	Stop     StopBox     `cmd:"" group:"Named sandboxes" help:"End the processes of sandboxes and keep their files."`
+	Start    StartBox    `cmd:"" group:"Named sandboxes" help:"Bring stopped sandboxes back."`
+	Snapshot SnapshotBox `cmd:"" group:"Named sandboxes" help:"Make an image of what a sandbox has outside of its workspace."`
+	Update   Update      `cmd:"" group:"Named sandboxes" help:"Let a sandbox live longer, or give it other labels."`
+	Execute  Execute     `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
+	Stream   Execute     `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
+	Run      RunCode     `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
+	Context  Contexts    `cmd:"" group:"Named sandboxes" help:"Look after the interpreters of a sandbox."`
+	Session  Sessions    `cmd:"" group:"Named sandboxes" help:"Run commands in a shell that keeps its state."`
+	Shell    Shell       `cmd:"" group:"Named sandboxes" help:"Open a terminal in a sandbox."`
+	FS       FS          `cmd:"" name:"fs" group:"Named sandboxes" help:"Work with the files of a sandbox."`
+	Logs     Logs        `cmd:"" group:"Named sandboxes" help:"Show what happened to a sandbox and in it."`
+	Env      GuestEnv    `cmd:"" group:"Named sandboxes" help:"Show what a sandbox says of itself."`
+	Stats    Stats       `cmd:"" group:"Named sandboxes" help:"Show what a sandbox uses now."`
+	Preview  Preview     `cmd:"" group:"Named sandboxes" help:"Make a URL that shows a port of a sandbox."`
+	Job      Job         `cmd:"" group:"Named sandboxes" help:"Show how far an order is."`
+	Poder    Poder       `cmd:"" group:"Named sandboxes" help:"Show the workers."`
+	Token    Token       `cmd:"" group:"Named sandboxes" help:"Look after your tenant's API keys, over the server."`
+	Health   Health      `cmd:"" group:"Named sandboxes" help:"Ask a server whether it is well."`
+	Metrics  Metrics     `cmd:"" group:"Named sandboxes" help:"Print a server's metrics."`
+	Config   Config      `cmd:"" group:"Named sandboxes" help:"Keep the URLs and keys of servers."`
 
 	Events Events `cmd:"" group:"History" help:"Show what happened, from the log."`
 	Replay Replay `cmd:"" group:"History" help:"Show an exec's recorded output, or a sandbox, exec or tenant as it was; read the log again."`
