@@ -137,14 +137,11 @@ func (w *walker) merge(at string, all []fs.DirEntry, old []entry) error {
 		if !e.dir {
 			continue
 		}
-		f, ok := now[e.name]
-		err := error(nil)
-		if ok && f.dir() {
-			err = w.dir(path.Join(at, e.name), true, f.same)
-		} else {
-			err = w.index.skip()
+		next := w.index.skip
+		if f, ok := now[e.name]; ok && f.dir() {
+			next = func() error { return w.dir(path.Join(at, e.name), true, f.same) }
 		}
-		if err != nil {
+		if err := next(); err != nil {
 			return err
 		}
 	}
