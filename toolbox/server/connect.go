@@ -10,8 +10,12 @@ import (
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 )
 
-// relayed is the most bytes of a connection to a port that are held at once in each direction.
-const relayed = 64 << 10
+const (
+	// relayed is the most bytes of a connection to a port that are held at once in each direction.
+	relayed = 64 << 10
+	// takeTime is how long a program may take to take them.
+	takeTime = 70 * time.Second
+)
 
 // connect opens a connection to a port and carries its bytes from then on. from is what was read of conn already, and the rest.
 func (s *server) connect(ctx context.Context, conn net.Conn, from io.Reader, r *toolboxv1.Connect) {
@@ -24,13 +28,13 @@ func (s *server) connect(ctx context.Context, conn net.Conn, from io.Reader, r *
 		s.reply(conn, &toolboxv1.Response{Error: s.failure("Connect", err)})
 		return
 	}
-	defer far.Close()
 	s.reply(conn, &toolboxv1.Response{Answer: &toolboxv1.Response_Connect{Connect: &toolboxv1.ConnectReply{}}})
 	conn.SetWriteDeadline(time.Time{})
 	var both sync.WaitGroup
 	both.Go(func() { send(far, from) })
 	_, _ = io.CopyBuffer(onlyWriter{conn}, onlyReader{far}, make([]byte, relayed)) // the end of either is how the other learns of it
 	conn.Close()
+	far.Close() // a program that reads nothing would hold the other direction, and its place, for ever
 	both.Wait()
 }
 
@@ -41,7 +45,10 @@ func send(far io.WriteCloser, from io.Reader) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			if _, failed := far.Write(buf[:n]); failed != nil {
+			// While a program takes nothing nobody hears whether the caller is there still.
+			late := time.AfterFunc(takeTime, func() { far.Close() })
+			_, failed := far.Write(buf[:n])
+			if late.Stop(); failed != nil {
 				return
 			}
 		}
