@@ -67,6 +67,13 @@ func (s *Summary) kills() (n int) {
 	return n
 }
 
+// cut reports whether any request was made more than once until it was answered.
+func (s *Summary) cut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Attempts > s.Answers
+}
+
 // answered takes in one answer.
 func (s *Summary) answered(op *operation, a answer, took time.Duration) {
 	s.mu.Lock()
