@@ -66,6 +66,34 @@ func TestAnExecOfAnEarlierRunIsNeverStartedInALaterOne(t *testing.T) {
 	require.Equal(t, 1, k.started(later.agg.ID))
 }
 
+// The service that had run it died before it acknowledged its command, and the sandbox was stopped and started before the next delivery. What
+// runs in it now knows nothing of the exec; the log does.
+func TestACommandThatComesAgainBehindANewRunOfItsSandboxStartsNothing(t *testing.T) {
+	r := newRig(t)
+	r.starting()
+	r.markReady()
+	k := startKeeper(t, r.state, r.box, hello)
+	s := r.service(nil)
+	ended, open := r.exec(spec(), nil).send(), r.exec(spec(), nil)
+	require.Equal(t, sandbox.ExecCompleted, ended.wait().State)
+	require.Nil(t, ended.outcome().GetError())
+	s.stop()
+	open.fenced()
+	k.die()
+	r.stopped()
+	r.again()
+	k = startKeeper(t, r.state, r.box, hello)
+	r.service(nil)
+	for _, x := range []*exec{ended, open} {
+		x.send()
+		require.Nil(t, x.outcome().GetError())
+		require.True(t, x.wait().Over())
+	}
+	require.Equal(t, sandbox.ExecCompleted, r.exec(spec(), nil).send().wait().State)
+	require.Zero(t, k.started(ended.agg.ID))
+	require.Zero(t, k.started(open.agg.ID))
+}
+
 func TestAnExecThatRunsWhenItsSandboxIsStoppedIsSettled(t *testing.T) {
 	r := newRig(t)
 	r.starting()
