@@ -2,18 +2,16 @@ package permission_test
 
 import (
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/permission"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -42,17 +40,7 @@ func guarded(t *testing.T) map[permission.Role]*nats.Conn {
 	}
 	text, err := permission.Authorization(users...)
 	require.NoError(t, err)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nats.conf")
-	require.NoError(t, os.WriteFile(path, []byte("port: -1\nhost: 127.0.0.1\njetstream: {store_dir: \""+dir+"\"}\n"+text), 0o600))
-	o, err := server.ProcessConfigFile(path)
-	require.NoError(t, err)
-	o.NoSigs, o.NoLog = true, true
-	s, err := server.NewServer(o)
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(time.Minute))
+	s := natstest.Configured(t, text)
 
 	conns := map[permission.Role]*nats.Conn{}
 	for r, pair := range pairs {

@@ -3,18 +3,16 @@ package permission_test
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/permission"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -45,17 +43,7 @@ func share(t *testing.T) shared {
 		permission.Subscriber{Name: "billing", Tenant: "acme", Nkey: public("acme")},
 		permission.Subscriber{Name: "rivals", Tenant: "rival", Nkey: public("rival")})
 	require.NoError(t, err)
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nats.conf")
-	require.NoError(t, os.WriteFile(path, []byte("port: -1\nhost: 127.0.0.1\njetstream: {store_dir: \""+dir+"\", max_file_store: 1TB}\n"+text), 0o600))
-	o, err := server.ProcessConfigFile(path)
-	require.NoError(t, err)
-	o.NoSigs, o.NoLog = true, true
-	s, err := server.NewServer(o)
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(time.Minute))
+	s := natstest.Configured(t, text)
 	connect := func(name string) *nats.Conn {
 		key, err := pairs[name].PublicKey()
 		require.NoError(t, err)

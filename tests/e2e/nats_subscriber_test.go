@@ -6,14 +6,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/permission"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/topology"
@@ -38,16 +37,7 @@ func TestTheNATSCLIOfASubscriberReachesItsTenantAndNothingElse(t *testing.T) {
 	text, err := permission.Accounts("SANDTRAIL", []permission.User{{Nkey: public("services"), Rules: permission.Rules{Publish: []string{">"}, Subscribe: []string{">"}}}},
 		permission.Subscriber{Name: "billing", Tenant: "acme", Nkey: public("billing.seed")})
 	require.NoError(t, err)
-	config := filepath.Join(dir, "nats.conf")
-	require.NoError(t, os.WriteFile(config, []byte("listen: \"127.0.0.1:-1\"\njetstream: {store_dir: \""+dir+"/store\", max_file_store: 1TB}\n"+text), 0o600))
-	o, err := server.ProcessConfigFile(config)
-	require.NoError(t, err)
-	o.NoSigs, o.NoLog = true, true
-	s, err := server.NewServer(o)
-	require.NoError(t, err)
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	require.True(t, s.ReadyForConnections(time.Minute))
+	s := natstest.Configured(t, text)
 
 	key, err := nats.NkeyOptionFromSeed(filepath.Join(dir, "services"))
 	require.NoError(t, err)

@@ -156,7 +156,7 @@ func (x *run) reload(ctx context.Context) error {
 }
 
 // record appends what a command decides on the present state; index is that of its first event among those of the command.
-// Where somebody was faster it decides again on what they made. False: there was nothing to append.
+// Where somebody was faster it decides again on what they made. False: there was nothing to append, or an earlier delivery had appended it.
 func (x *run) record(ctx context.Context, m sandbox.CommandMeta, index int, c sandbox.ExecCommand) (bool, error) {
 	appended := false
 	err := x.r.retry(ctx, "append", x, func() error {

@@ -135,15 +135,18 @@ func (a *Answer) file(ctx context.Context, f *usecase.Reading, part span, status
 
 // Writer writes a body that may take any time as long as the client takes each piece of it within edge.WriteTime.
 type Writer struct {
-	w  http.ResponseWriter
+	http.ResponseWriter
 	rc *http.ResponseController
 }
 
 // NewWriter writes to w.
 func NewWriter(w http.ResponseWriter) *Writer { return &Writer{w, http.NewResponseController(w)} }
 
+// Unwrap lets a http.ResponseController through.
+func (w *Writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 // Write writes one piece.
 func (w *Writer) Write(p []byte) (int, error) {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime)) // one that cannot be set does not bound
-	return w.w.Write(p)
+	_ = w.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime)) // one that cannot be set does not bound, and the write fails by itself
+	return w.ResponseWriter.Write(p)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/content"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
@@ -98,7 +99,7 @@ func (c *call) toPort(id string, port uint16) error {
 	if in.Body != nil && in.Body != http.NoBody {
 		in.Body = http.MaxBytesReader(c.w, &patient{ReadCloser: in.Body, rc: c.rc}, portBody)
 	}
-	return v.refused(ctx, c.unbroken(func() { proxy.ServeHTTP(&steady{ResponseWriter: c.w, rc: c.rc}, in) }))
+	return v.refused(ctx, c.unbroken(func() { proxy.ServeHTTP(content.NewWriter(c.w), in) }))
 }
 
 func query(u *url.URL) string {
@@ -151,19 +152,6 @@ func (v *visit) refused(ctx context.Context, broke bool) error {
 
 func (v *visit) noAnswer(format string) *fault.Error {
 	return fault.Newf(fault.Unavailable, fault.ReasonPortUnavailable, format, v.port).WithRetry(time.Second)
-}
-
-// steady bounds how long a client may take for each piece of an answer.
-type steady struct {
-	http.ResponseWriter
-	rc *http.ResponseController
-}
-
-func (w *steady) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *steady) Write(b []byte) (int, error) {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(edge.WriteTime)) // one that cannot be set does not bound, and the write fails by itself
-	return w.ResponseWriter.Write(b)
 }
 
 // patient bounds how long a client may take for each piece of a body.
