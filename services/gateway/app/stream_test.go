@@ -245,6 +245,34 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
+// heapPeak is the most heap that was held each time another 16 MiB had been written to it.
+// It collects first: with what is garbage already, a heap is as large as the collector lets it be, which is more the more tests ran before.
+type heapPeak struct {
+	mu           sync.Mutex
+	passed, most uint64
+}
+
+func (p *heapPeak) Write(b []byte) (int, error) {
+	const each = 16 << 20
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.passed
+	if p.passed += uint64(len(b)); p.passed/each != before/each {
+		p.most = max(p.most, heap())
+	}
+	return len(b), nil
+}
+
+// below requires that less than room bytes were held beyond those of before.
+func (p *heapPeak) below(t testing.TB, before, room uint64) {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	require.NotZero(t, p.most, "nothing was measured")
+	t.Logf("before %d MiB, peak %d MiB", before>>20, p.most>>20)
+	require.Less(t, p.most, before+room)
+}
+
 // footprint is how many goroutines and descriptors this process has.
 func footprint(t testing.TB) int {
 	fds, err := os.ReadDir("/proc/self/fd")
