@@ -153,7 +153,7 @@ func usage(b *builder) {
 	b.read(topology.StreamEvents)
 	b.feed()
 	b.subscribe(subject.Usage())
-	b.publish(subject.AllTenants()) // budgets that are reached
+	b.publish(subject.AllBudgets()) // what they reached; what they are is not for this service to say
 	b.answer(Gateway)
 	b.projection(topology.CheckpointUsage)
 	b.publish(api("CONSUMER.DELETE." + topology.StreamEvents + "." + topology.RetiredUsage))
@@ -190,7 +190,7 @@ func operator(b *builder) {
 		api("STREAM.LIST"), api("STREAM.NAMES"), api("CONSUMER.LIST.*"), api("CONSUMER.NAMES.*"), api("INFO"),
 		// A letter that is given back goes where it came from; what is decided about it is recorded, and it is removed.
 		subject.Commands, subject.Redrive("*"), subject.Letter("*", "*").Subject(), api("STREAM.MSG.DELETE."+topology.StreamDead),
-		subject.AllTenants(), // tenants, their keys and quotas
+		subject.AllTenants(), // tenants, their keys, quotas and budgets
 		subject.AllWebhooks(),
 	)
 	b.subscribe(subject.Live(subject.Events), subject.Live(subject.Outputs))

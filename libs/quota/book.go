@@ -28,10 +28,12 @@ type Book struct {
 }
 
 type page struct {
-	own    tenant.Quotas
-	budget tenant.Budget
-	seq    uint64
-	at     time.Time
+	own tenant.Quotas
+	// budget with what it reached, which is read of a budget that refuses only.
+	budget tenant.BudgetState
+	// seq is the last event of the tenant, reached that of its budgets.
+	seq, reached uint64
+	at           time.Time
 }
 
 // NewBook reads from a log. deployment are the quotas of tenants that have none of their own.
@@ -77,20 +79,21 @@ func (b *Book) page(ctx context.Context, id string) (page, error) {
 // read asks the leader of the log whether anything is new, and loads it then.
 func (b *Book) read(ctx context.Context, id string, p page) (page, error) {
 	asked := b.now()
-	agg := subject.Tenant(id)
-	last, err := b.log.LastSeq(ctx, agg)
+	h, changed, err := b.since(ctx, subject.Tenant(id), p.seq)
 	if err != nil {
 		return p, err
 	}
-	if last != p.seq {
-		p = page{}
-		if last > 0 {
-			h, err := eventlog.LoadUpTo(ctx, b.log, agg, last)
-			if err != nil {
-				return p, err
-			}
-			t := tenant.Fold(h)
-			p.own, p.budget, p.seq = t.Quotas, t.Budget, h.Tail().Seq
+	if changed {
+		t := tenant.Fold(h)
+		p = page{own: t.Quotas, budget: tenant.BudgetState{Budget: t.Budget}, seq: h.Tail().Seq}
+	}
+	if p.budget.Refuse {
+		h, changed, err := b.since(ctx, subject.Budget(id), p.reached)
+		if err != nil {
+			return p, err
+		}
+		if changed {
+			p.budget, p.reached = tenant.FoldBudget(p.budget.Budget, h.Events), h.Tail().Seq
 		}
 	}
 	p.at = asked
@@ -101,4 +104,17 @@ func (b *Book) read(ctx context.Context, id string, p page) (page, error) {
 	}
 	b.pages[id] = p
 	return p, nil
+}
+
+// since is an aggregate's history where its last event is another than seq.
+func (b *Book) since(ctx context.Context, agg subject.Aggregate, seq uint64) (h eventlog.History, changed bool, err error) {
+	last, err := b.log.LastSeq(ctx, agg)
+	if err != nil || last == seq {
+		return h, false, err
+	}
+	h.Aggregate = agg
+	if last > 0 {
+		h, err = eventlog.LoadUpTo(ctx, b.log, agg, last)
+	}
+	return h, err == nil, err
 }

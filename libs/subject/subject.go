@@ -33,13 +33,15 @@ const (
 	KindLetter Kind = "letter"
 	// KindWebhook is an endpoint that a tenant has events sent to.
 	KindWebhook Kind = "webhook"
+	// KindBudget is what a tenant's budgets reached. What they are is an event of KindTenant.
+	KindBudget Kind = "budget"
 	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
 	KindLog Kind = "log"
 )
 
 // Kinds are all kinds of aggregates.
 func Kinds() []Kind {
-	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindLetter, KindLog}
+	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindLetter, KindLog}
 }
 
 // NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
@@ -67,7 +69,7 @@ func ValidToken(s string) bool {
 func ValidTenant(s string) bool { return s != NoTenant && ValidToken(s) }
 
 // Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), the
-// letter's, the log's, or that of a name (sandbox.NameID), and empty for KindTenant.
+// letter's, the log's, or that of a name (sandbox.NameID), and empty for KindTenant and KindBudget.
 type Aggregate struct {
 	Kind    Kind
 	Tenant  string
@@ -96,6 +98,9 @@ func Name(tenant, id string) Aggregate { return Aggregate{Kind: KindName, Tenant
 // Tenant is the aggregate of a tenant.
 func Tenant(tenant string) Aggregate { return Aggregate{Kind: KindTenant, Tenant: tenant} }
 
+// Budget is the aggregate of what a tenant's budgets reached.
+func Budget(tenant string) Aggregate { return Aggregate{Kind: KindBudget, Tenant: tenant} }
+
 // Webhook is the aggregate of an endpoint of a tenant.
 func Webhook(tenant, id string) Aggregate {
 	return Aggregate{Kind: KindWebhook, Tenant: tenant, ID: id}
@@ -110,13 +115,13 @@ func Log(id string) Aggregate { return Aggregate{Kind: KindLog, Tenant: NoTenant
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
-//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt.<tenant>.webhook.<id>  evt._none.log.<id>
+//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt.<tenant>.webhook.<id>  evt.<tenant>.budget  evt._none.log.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
 		return "evt." + a.Tenant + ".exec." + a.Sandbox + "." + a.ID
-	case KindTenant:
-		return "evt." + a.Tenant + ".tenant"
+	case KindTenant, KindBudget:
+		return "evt." + a.Tenant + "." + string(a.Kind)
 	default:
 		return "evt." + a.Tenant + "." + string(a.Kind) + "." + a.ID
 	}
@@ -138,7 +143,7 @@ func (a Aggregate) Validate() error {
 		if !ValidToken(a.ID) {
 			return invalid(a.ID)
 		}
-	case KindTenant:
+	case KindTenant, KindBudget:
 	default:
 		return fmt.Errorf("aggregate kind %q is unknown", a.Kind)
 	}
@@ -161,6 +166,8 @@ func ParseEvent(s string) (Aggregate, error) {
 	switch kind := Kind(t[2]); {
 	case kind == KindTenant && n == 3:
 		a = Tenant(t[1])
+	case kind == KindBudget && n == 3:
+		a = Budget(t[1])
 	case kind == KindSandbox && n == 4:
 		a = Sandbox(t[1], t[3])
 	case kind == KindWorkspace && n == 4:
@@ -190,7 +197,7 @@ func Future(s string) bool {
 		return false
 	}
 	switch Kind(t[2]) {
-	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindLetter, KindLog:
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindLetter, KindLog:
 		return false
 	}
 	for _, token := range t[1:] {
@@ -218,6 +225,9 @@ func AllLogs() string { return "evt." + NoTenant + ".log.*" }
 // AllTenants matches the events of every tenant's own aggregate: evt.*.tenant
 func AllTenants() string { return "evt.*.tenant" }
 
+// AllBudgets matches what the budgets of every tenant reached: evt.*.budget
+func AllBudgets() string { return "evt.*.budget" }
+
 // AllWebhooks matches the events of every endpoint: evt.*.webhook.*
 func AllWebhooks() string { return "evt.*.webhook.*" }
 
@@ -236,8 +246,8 @@ func OfKind(tenant string, kind Kind, sandbox string) string {
 	switch kind {
 	case KindExec:
 		return "evt." + tenant + ".exec." + sandbox + ".*"
-	case KindTenant:
-		return "evt." + tenant + ".tenant"
+	case KindTenant, KindBudget:
+		return "evt." + tenant + "." + string(kind)
 	default:
 		return "evt." + tenant + "." + string(kind) + "." + sandbox
 	}

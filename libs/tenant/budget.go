@@ -43,8 +43,28 @@ type Budget struct {
 	Note   string
 	// Since is when this version was set: months that were over by then are not its own.
 	Since time.Time
+}
+
+// BudgetState is a budget and what of it was reached.
+type BudgetState struct {
+	Budget
 	// Reached are the thresholds of this version that were recorded, in the order of the log.
 	Reached []Reached
+}
+
+// FoldBudget is a tenant's budget with what its budgets reached, by the events of subject.Budget. What another version reached is left out.
+func FoldBudget(b Budget, events []envelope.Recorded) BudgetState {
+	s := BudgetState{Budget: b}
+	for _, e := range events {
+		r, ok := e.Body.(*eventsv1.BudgetReached)
+		if !ok || !b.Set() || r.GetVersion() != b.Version {
+			continue
+		}
+		s.Reached = append(s.Reached, Reached{
+			Period: timeOf(r.GetPeriodStart()), Threshold: r.GetThreshold(), At: e.Time, Spent: r.GetSpent(), Projected: r.GetProjected(), AtSeq: r.GetAtSequence(),
+		})
+	}
+	return s
 }
 
 // Reached is a threshold of a month that was recorded.
@@ -69,18 +89,18 @@ func Period(at time.Time) (from, to time.Time) {
 }
 
 // Has reports whether a threshold of a month was recorded.
-func (b Budget) Has(period time.Time, threshold uint32) bool {
+func (b BudgetState) Has(period time.Time, threshold uint32) bool {
 	return slices.ContainsFunc(b.Reached, func(r Reached) bool { return r.Threshold == threshold && r.Period.Equal(period) })
 }
 
 // Refuses reports whether new work is refused at now, and until when.
-func (b Budget) Refuses(now time.Time) (until time.Time, refuses bool) {
+func (b BudgetState) Refuses(now time.Time) (until time.Time, refuses bool) {
 	from, to := Period(now)
 	return to, b.Set() && b.Refuse && b.Has(from, whole)
 }
 
 // Admit refuses new work of a tenant at now: fault.ResourceExhausted, ReasonBudgetExhausted, to be tried again when the month ends.
-func (b Budget) Admit(id string, now time.Time) error {
+func (b BudgetState) Admit(id string, now time.Time) error {
 	until, refuses := b.Refuses(now)
 	if !refuses {
 		return nil
@@ -158,14 +178,11 @@ type ReachBudget struct {
 	AtSeq            uint64
 }
 
-func (c ReachBudget) decide(t Tenant) ([]proto.Message, error) {
-	if !t.Exists() {
-		return nil, notThere(t.ID)
-	}
-	b := t.Budget
+// Reach are the thresholds that c reaches, as they are recorded.
+func (b BudgetState) Reach(c ReachBudget) []proto.Message {
 	from, to := Period(c.Period)
 	if !b.Set() || b.Version != c.Version || !to.After(b.Since) {
-		return nil, nil
+		return nil
 	}
 	var all []proto.Message
 	for _, threshold := range b.Thresholds {
@@ -177,7 +194,7 @@ func (c ReachBudget) decide(t Tenant) ([]proto.Message, error) {
 			Spent: metering.FormatNanos(c.Spent), Projected: metering.FormatNanos(c.Projected), AtSequence: c.AtSeq, Refuses: b.Refuse && threshold == whole,
 		})
 	}
-	return all, nil
+	return all
 }
 
 // reaches compares without a division: nothing is rounded.
@@ -187,7 +204,7 @@ func (b Budget) reaches(nanos *big.Int, threshold uint32) bool {
 	return spent.Cmp(amount.Mul(amount, big.NewInt(int64(threshold)))) >= 0
 }
 
-// BudgetEvents are what ReachBudget decided, as they are appended. Their ids follow from tenant, version, month and threshold alone: the fact
+// BudgetEvents are what Reach told, as they are appended to subject.Budget. Their ids follow from tenant, version, month and threshold alone: the fact
 // has one id whoever finds it, when, and how often.
 func BudgetEvents(tenant, actor string, at time.Time, bodies ...proto.Message) []envelope.Event {
 	var all []envelope.Event
@@ -218,13 +235,6 @@ func (b Budget) evolve(e envelope.Recorded) Budget {
 		}
 	case *eventsv1.BudgetRemoved:
 		return Budget{Version: b.Version}
-	case *eventsv1.BudgetReached:
-		if body.GetVersion() == b.Version && b.Set() {
-			b.Reached = append(slices.Clone(b.Reached), Reached{
-				Period: timeOf(body.GetPeriodStart()), Threshold: body.GetThreshold(), At: e.Time, Spent: body.GetSpent(), Projected: body.GetProjected(),
-				AtSeq: body.GetAtSequence(),
-			})
-		}
 	default:
 	}
 	return b

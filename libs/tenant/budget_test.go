@@ -30,19 +30,50 @@ func reach(version uint32, period time.Time, nanos int64) tenant.ReachBudget {
 	return tenant.ReachBudget{Version: version, Period: period, Spent: big.NewInt(nanos), Projected: big.NewInt(nanos), AtSeq: 7}
 }
 
-func TestABudgetRefusesFromAllOfItUntilTheMonthEnds(t *testing.T) {
+// purse is a tenant and the events of its budgets.
+type purse struct {
+	tenant.Tenant
+	events []envelope.Recorded
+}
+
+func (p purse) state() tenant.BudgetState { return tenant.FoldBudget(p.Budget, p.events) }
+
+// does is the purse behind a command, or behind what a month costs, and what that led to.
+func (p purse) does(t require.TestingT, at time.Time, c tenant.Command) (purse, []proto.Message) {
+	bodies, err := tenant.Decide(p.Tenant, c)
+	require.NoError(t, err)
+	for _, b := range bodies {
+		p.Tenant = p.Evolve(envelope.Recorded{Meta: envelope.Meta{Time: at}, Seq: p.Seq + 1, Body: b})
+	}
+	return p, bodies
+}
+
+func (p purse) reaches(at time.Time, c tenant.ReachBudget) (purse, []proto.Message) {
+	bodies := p.state().Reach(c)
+	for _, b := range bodies {
+		p.events = append(slices.Clone(p.events), envelope.Recorded{Meta: envelope.Meta{Time: at}, Seq: uint64(len(p.events)) + 1, Body: b})
+	}
+	return p, bodies
+}
+
+func newPurse(t *testing.T) purse {
 	s, _ := created(t)
-	s, bodies := do(t, s, day, ten(true))
+	return purse{Tenant: s}
+}
+
+func TestABudgetRefusesFromAllOfItUntilTheMonthEnds(t *testing.T) {
+	s := newPurse(t)
+	s, bodies := s.does(t, day, ten(true))
 	require.Equal(t, []uint32{50, 80, 100}, bodies[0].(*eventsv1.BudgetSet).GetThresholds(), "who refuses does so at all of it")
-	_, again := do(t, s, day, ten(true))
+	_, again := s.does(t, day, ten(true))
 	require.Empty(t, again, "a command that was carried out already decides nothing")
 
-	_, none := do(t, s, day, reach(1, november, 4_999_999_999))
+	_, none := s.reaches(day, reach(1, november, 4_999_999_999))
 	require.Empty(t, none, "a billionth is missing")
-	s, bodies = do(t, s, day, reach(1, november, 5_000_000_000))
+	s, bodies = s.reaches(day, reach(1, november, 5_000_000_000))
 	require.Len(t, bodies, 1)
-	require.NoError(t, s.Budget.Admit("acme", day))
-	s, bodies = do(t, s, day, reach(1, november, 12_000_000_001))
+	require.NoError(t, s.state().Admit("acme", day))
+	s, bodies = s.reaches(day, reach(1, november, 12_000_000_001))
 	require.Len(t, bodies, 2, "80 and 100")
 	r := bodies[1].(*eventsv1.BudgetReached)
 	require.True(t, r.GetRefuses())
@@ -50,41 +81,41 @@ func TestABudgetRefusesFromAllOfItUntilTheMonthEnds(t *testing.T) {
 	require.Equal(t, []string{"10", "12.000000001"}, []string{r.GetAmount(), r.GetSpent()})
 	require.EqualValues(t, 7, r.GetAtSequence())
 
-	err := fault.From(s.Budget.Admit("acme", day))
+	err := fault.From(s.state().Admit("acme", day))
 	require.Equal(t, fault.ReasonBudgetExhausted, err.Reason)
 	require.Equal(t, fault.ResourceExhausted, err.Code)
 	require.Equal(t, december.Sub(day), err.RetryAfter)
-	require.Error(t, s.Budget.Admit("acme", december.Add(-time.Nanosecond)))
-	require.NoError(t, s.Budget.Admit("acme", december), "the month is over")
+	require.Error(t, s.state().Admit("acme", december.Add(-time.Nanosecond)))
+	require.NoError(t, s.state().Admit("acme", december), "the month is over")
 
-	raised, _ := do(t, s, day, tenant.SetBudget{Amount: "20", Currency: "EUR", Thresholds: []uint32{50}, Refuse: true})
-	require.NoError(t, raised.Budget.Admit("acme", day))
-	_, old := do(t, raised, day, reach(1, november, 1<<60))
+	raised, _ := s.does(t, day, tenant.SetBudget{Amount: "20", Currency: "EUR", Thresholds: []uint32{50}, Refuse: true})
+	require.NoError(t, raised.state().Admit("acme", day))
+	_, old := raised.reaches(day, reach(1, november, 1<<60))
 	require.Empty(t, old, "what was found for the version before says nothing about this one")
-	_, bodies = do(t, raised, day, reach(2, november, 12_000_000_001))
+	_, bodies = raised.reaches(day, reach(2, november, 12_000_000_001))
 	require.Len(t, bodies, 1, "50 % of the new one")
-	watched, _ := do(t, s, day, ten(false))
-	require.NoError(t, watched.Budget.Admit("acme", day))
-	removed, bodies := do(t, s, day, tenant.RemoveBudget{})
+	watched, _ := s.does(t, day, ten(false))
+	require.NoError(t, watched.state().Admit("acme", day))
+	removed, bodies := s.does(t, day, tenant.RemoveBudget{})
 	require.Len(t, bodies, 1)
-	require.NoError(t, removed.Budget.Admit("acme", day))
-	_, again = do(t, removed, day, tenant.RemoveBudget{})
+	require.NoError(t, removed.state().Admit("acme", day))
+	_, again = removed.does(t, day, tenant.RemoveBudget{})
 	require.Empty(t, again)
-	anew, _ := do(t, removed, day, ten(true))
+	anew, _ := removed.does(t, day, ten(true))
 	require.EqualValues(t, 2, anew.Budget.Version, "versions go on: an id says one fact")
 }
 
 func TestAMonthThatWasOverWhenTheBudgetWasSetIsNotItsOwn(t *testing.T) {
-	s, _ := created(t)
-	s, _ = do(t, s, december, ten(true))
-	_, bodies := do(t, s, december, reach(1, november, 1<<60))
+	s := newPurse(t)
+	s, _ = s.does(t, december, ten(true))
+	_, bodies := s.reaches(december, reach(1, november, 1<<60))
 	require.Empty(t, bodies)
 	// A late fact of a month that the budget has seen is told, and refuses nothing any more.
-	s, _ = created(t)
-	s, _ = do(t, s, december.Add(-time.Second), ten(true))
-	s, bodies = do(t, s, december.Add(time.Hour), reach(1, november, 10_000_000_000))
+	s = newPurse(t)
+	s, _ = s.does(t, december.Add(-time.Second), ten(true))
+	s, bodies = s.reaches(december.Add(time.Hour), reach(1, november, 10_000_000_000))
 	require.Len(t, bodies, 3)
-	require.NoError(t, s.Budget.Admit("acme", december.Add(time.Hour)))
+	require.NoError(t, s.state().Admit("acme", december.Add(time.Hour)))
 }
 
 func TestRefusedBudgets(t *testing.T) {
@@ -124,7 +155,7 @@ func TestRefusedBudgets(t *testing.T) {
 // id of its own; and new work is refused exactly where the latest version says so and all of it was reached in the month.
 func TestThresholdsAreRecordedOnceWhateverHappens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := tenant.Tenant{ID: "acme"}.Evolve(envelope.Recorded{Meta: envelope.Meta{Time: november}, Seq: 1, Body: &eventsv1.TenantCreated{}})
+		s := purse{Tenant: tenant.Tenant{ID: "acme"}.Evolve(envelope.Recorded{Meta: envelope.Meta{Time: november}, Seq: 1, Body: &eventsv1.TenantCreated{}})}
 		now := november
 		seen := map[string]bool{}
 		full := map[time.Time]bool{}
@@ -132,7 +163,8 @@ func TestThresholdsAreRecordedOnceWhateverHappens(t *testing.T) {
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*24*time.Hour)).Draw(t, "later")))
 			period, _ := tenant.Period(now.AddDate(0, -rapid.IntRange(0, 1).Draw(t, "months ago"), -now.Day()+1))
-			var c tenant.Command
+			var reached tenant.ReachBudget
+			var bodies []proto.Message
 			nanos := rapid.Int64Range(0, 40).Draw(t, "nanos")
 			switch rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0:
@@ -140,14 +172,13 @@ func TestThresholdsAreRecordedOnceWhateverHappens(t *testing.T) {
 				if rapid.Bool().Draw(t, "large") {
 					set.Amount = "0.00000002"
 				}
-				c = set
+				s, bodies = s.does(t, now, set)
 			case 1:
-				c = tenant.RemoveBudget{}
+				s, bodies = s.does(t, now, tenant.RemoveBudget{})
 			default:
-				c = reach(uint32(max(0, int(s.Budget.Version)-rapid.IntRange(0, 1).Draw(t, "stale"))), period, nanos)
+				reached = reach(uint32(max(0, int(s.Budget.Version)-rapid.IntRange(0, 1).Draw(t, "stale"))), period, nanos)
+				s, bodies = s.reaches(now, reached)
 			}
-			bodies, err := tenant.Decide(s, c)
-			require.NoError(t, err)
 			events := tenant.BudgetEvents("acme", "x", now, bodies...)
 			for i, b := range bodies {
 				switch b := b.(type) {
@@ -165,15 +196,14 @@ func TestThresholdsAreRecordedOnceWhateverHappens(t *testing.T) {
 					require.GreaterOrEqual(t, nanos*100, amount*int64(b.GetThreshold()))
 					full[b.GetPeriodStart().AsTime()] = full[b.GetPeriodStart().AsTime()] || b.GetThreshold() == 100
 				}
-				s = s.Evolve(envelope.Recorded{Meta: envelope.Meta{Time: now}, Seq: s.Seq + 1, Body: b})
 			}
 			month, end := tenant.Period(now)
-			until, refuses := s.Budget.Refuses(now)
+			until, refuses := s.state().Refuses(now)
 			require.Equal(t, refuse && full[month], refuses)
 			require.Equal(t, end, until)
-			if r, ok := c.(tenant.ReachBudget); ok && s.Budget.Set() && r.Version == s.Budget.Version && end.After(s.Budget.Since) && r.Period.Equal(month) {
+			if s.Budget.Set() && reached.Version == s.Budget.Version && end.After(s.Budget.Since) && reached.Period.Equal(month) {
 				for _, threshold := range s.Budget.Thresholds {
-					require.True(t, s.Budget.Has(month, threshold) || nanos*100 < amount*int64(threshold), "reached and not recorded")
+					require.True(t, s.state().Has(month, threshold) || nanos*100 < amount*int64(threshold), "reached and not recorded")
 				}
 			}
 		}
@@ -182,10 +212,10 @@ func TestThresholdsAreRecordedOnceWhateverHappens(t *testing.T) {
 
 // The id says tenant, version, month and threshold, and nothing that two who find it may disagree on.
 func TestTheIdOfAReachedThreshold(t *testing.T) {
-	s, _ := created(t)
-	s, _ = do(t, s, day, ten(true))
-	_, one := do(t, s, day, reach(1, november, 10_000_000_000))
-	_, two := do(t, s, day, tenant.ReachBudget{Version: 1, Period: november, Spent: new(big.Int), Projected: big.NewInt(1 << 60), AtSeq: 99})
+	s := newPurse(t)
+	s, _ = s.does(t, day, ten(true))
+	_, one := s.reaches(day, reach(1, november, 10_000_000_000))
+	_, two := s.reaches(day, tenant.ReachBudget{Version: 1, Period: november, Spent: new(big.Int), Projected: big.NewInt(1 << 60), AtSeq: 99})
 	id := func(tenantID string, at time.Time, bodies ...proto.Message) []string {
 		var all []string
 		for _, e := range tenant.BudgetEvents(tenantID, "x", at, bodies...) {

@@ -35,6 +35,7 @@ type Tenant struct {
 	Keys []Key
 	// Quotas are its own limits; for the others the deployment's hold.
 	Quotas Quotas
+	// Budget is what its months may cost; what they reached is told by another aggregate: FoldBudget.
 	Budget Budget
 	// Seq is the stream sequence of its last event.
 	Seq uint64
@@ -91,7 +92,7 @@ func (t Tenant) Evolve(e envelope.Recorded) Tenant {
 		}
 	case *eventsv1.QuotaSet:
 		t.Quotas = quotasOf(b)
-	case *eventsv1.BudgetSet, *eventsv1.BudgetRemoved, *eventsv1.BudgetReached:
+	case *eventsv1.BudgetSet, *eventsv1.BudgetRemoved:
 		t.Budget = t.Budget.evolve(e)
 	}
 	return t

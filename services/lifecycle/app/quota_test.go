@@ -97,7 +97,11 @@ func TestATenantWhoseBudgetIsUsedUpBeginsNothing(t *testing.T) {
 	do(quotas.CreateTenant{})
 	do(quotas.SetBudget{Amount: "1", Currency: "EUR", Thresholds: []uint32{50}, Refuse: true})
 	period, end := quotas.Period(time.Now())
-	do(quotas.ReachBudget{Version: 1, Period: period, Spent: big.NewInt(0), Projected: big.NewInt(1_000_000_000)})
+	acme, err := eventlog.Current(t.Context(), w.log, subject.Tenant(tenant))
+	require.NoError(t, err)
+	reached := quotas.FoldBudget(quotas.Fold(acme).Budget, nil).Reach(quotas.ReachBudget{Version: 1, Period: period, Spent: big.NewInt(0), Projected: big.NewInt(1_000_000_000)})
+	_, err = w.log.Append(t.Context(), subject.Budget(tenant), eventlog.Tail{}, quotas.BudgetEvents(tenant, "service:usage", time.Now(), reached...)...)
+	require.NoError(t, err)
 	var out *commonv1.ErrorDetail
 	require.Eventually(t, func() bool {
 		out = w.outcome(w.send(createCommand(ids.New(), nil))).GetError()

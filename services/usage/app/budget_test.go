@@ -65,7 +65,7 @@ func (a *account) exec(at time.Time) {
 // reached is what the log says was reached: how many months ago, version and threshold.
 func (a *account) reached(now time.Time) []string {
 	a.t.Helper()
-	h, err := eventlog.Current(a.t.Context(), a.log, subject.Tenant("acme"))
+	h, err := eventlog.Current(a.t.Context(), a.log, subject.Budget("acme"))
 	require.NoError(a.t, err)
 	present, _ := tenant.Period(now)
 	var all []string
@@ -134,7 +134,7 @@ func TestBudgetsAreReachedByTheInvoice(t *testing.T) {
 	a.fact(box, now, &eventsv1.SandboxRequested{SessionId: "s", Limits: &eventsv1.Limits{CpuMillis: 500}})
 	a.fact(box, now, &eventsv1.SandboxReady{})
 	a.await(now, "this v1 50%", "last v1 50%", "this v1 80%")
-	h, err := eventlog.Current(t.Context(), a.log, subject.Tenant("acme"))
+	h, err := eventlog.Current(t.Context(), a.log, subject.Budget("acme"))
 	require.NoError(t, err)
 	body := h.Events[len(h.Events)-1].Body.(*eventsv1.BudgetReached)
 	require.Equal(t, []string{"0.75", "0.81"}, []string{body.GetSpent(), body.GetProjected()})
@@ -160,7 +160,9 @@ func TestBudgetsAreReachedByTheInvoice(t *testing.T) {
 	a.await(now, "this v1 50%", "last v1 50%", "this v1 80%", "this v1 100%")
 	tn, err := eventlog.Current(t.Context(), a.log, subject.Tenant("acme"))
 	require.NoError(t, err)
-	require.Error(t, tenant.Fold(tn).Budget.Admit("acme", now))
+	h, err = eventlog.Current(t.Context(), a.log, subject.Budget("acme"))
+	require.NoError(t, err)
+	require.Error(t, tenant.FoldBudget(tenant.Fold(tn).Budget, h.Events).Admit("acme", now))
 
 	a.do(now, tenant.SetBudget{Amount: "2", Currency: "EUR", Thresholds: []uint32{50}, Refuse: true})
 	a.await(now, "this v1 50%", "last v1 50%", "this v1 80%", "this v1 100%", "this v2 50%")

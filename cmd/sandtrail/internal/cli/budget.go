@@ -1,18 +1,25 @@
 package cli
 
 import (
+	"context"
 	"math/big"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/render"
+	"github.com/sandtrail/sandtrail/libs/directget"
+	"github.com/sandtrail/sandtrail/libs/envelope"
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/eventlog/jslog"
 	"github.com/sandtrail/sandtrail/libs/metering"
 	"github.com/sandtrail/sandtrail/libs/permission"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
+	"github.com/sandtrail/sandtrail/libs/topology"
 	usageapp "github.com/sandtrail/sandtrail/services/usage/app"
 )
 
@@ -46,7 +53,7 @@ func (b *BudgetSet) Run(e *Env) error {
 	if err != nil {
 		return err
 	}
-	return b.showBudget(e, budgetOf(t, time.Now()))
+	return b.showBudgetOf(e, t)
 }
 
 // BudgetRm is `sandtrail budget rm`.
@@ -62,7 +69,7 @@ func (b *BudgetRm) Run(e *Env) error {
 	if err != nil {
 		return err
 	}
-	return b.showBudget(e, budgetOf(t, time.Now()))
+	return b.showBudgetOf(e, t)
 }
 
 // BudgetShow is `sandtrail budget show`.
@@ -87,14 +94,17 @@ func (b *BudgetShow) Run(e *Env) error {
 	if err != nil {
 		return ended(ctx, err)
 	}
-	now := time.Now()
-	out := budgetOf(tenant.Fold(h), now)
+	all, err := budgetsOf(ctx, js, tenant.Fold(h))
+	if err != nil {
+		return ended(ctx, err)
+	}
+	out := all[0]
 	if b.Costs && out.Version > 0 && out.Currency != "" {
 		address, err := b.address()
 		if err != nil {
 			return err
 		}
-		period, _ := tenant.Period(now)
+		period, _ := tenant.Period(time.Now())
 		costs, err := usageapp.Costs(ctx, address, b.Tenant, out.Currency, period)
 		if err != nil {
 			return ended(ctx, err)
@@ -110,18 +120,22 @@ type BudgetLs struct{ Log }
 
 // Run lists tenants that have a budget.
 func (b *BudgetLs) Run(e *Env) error {
-	all, _, err := b.tenants(e, "")
+	tenants, _, err := b.tenants(e, "")
 	if err != nil {
 		return err
 	}
-	out := []budgetJSON{}
+	tenants = slices.DeleteFunc(tenants, func(t tenant.Tenant) bool { return !t.Budget.Set() })
+	ctx, js, done, err := b.connect(e, permission.Operator)
+	if err != nil {
+		return err
+	}
+	defer done()
+	out, err := budgetsOf(ctx, js, tenants...)
+	if err != nil {
+		return ended(ctx, err)
+	}
 	table := render.Table{Header: []string{"TENANT", "AMOUNT", "CURRENCY", "THRESHOLDS", "REFUSES", "REACHED", "STATE"}}
-	for _, t := range all {
-		if !t.Budget.Set() {
-			continue
-		}
-		x := budgetOf(t, time.Now())
-		out = append(out, x)
+	for _, x := range out {
 		table.Rows = append(table.Rows, []string{x.Tenant, x.Amount, x.Currency, percents(x.Thresholds), strconv.FormatBool(x.Refuse), percents(x.reached()), x.State})
 	}
 	if b.json() {
@@ -160,10 +174,32 @@ type reachedJSON struct {
 
 const monthFormat = "2006-01"
 
-func budgetOf(t tenant.Tenant, now time.Time) budgetJSON {
-	b := t.Budget
+// budgetsOf are the budgets of tenants as they are now, each with what it reached.
+func budgetsOf(ctx context.Context, js jetstream.JetStream, tenants ...tenant.Tenant) ([]budgetJSON, error) {
+	filter := subject.AllBudgets()
+	if len(tenants) == 1 {
+		filter = subject.Budget(tenants[0].ID).Subject()
+	}
+	reached := map[string][]envelope.Recorded{}
+	err := directget.Each(ctx, js, topology.StreamEvents, filter, 1, func(m directget.Message) error {
+		agg, err := subject.ParseEvent(m.Subject)
+		if err != nil {
+			return err
+		}
+		r, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
+		reached[agg.Tenant] = append(reached[agg.Tenant], r)
+		return err
+	})
+	out := []budgetJSON{}
+	for _, t := range tenants {
+		out = append(out, budgetOf(t.ID, tenant.FoldBudget(t.Budget, reached[t.ID]), time.Now()))
+	}
+	return out, err
+}
+
+func budgetOf(id string, b tenant.BudgetState, now time.Time) budgetJSON {
 	out := budgetJSON{
-		Tenant: t.ID, Version: b.Version, Thresholds: b.Thresholds, Refuse: b.Refuse, Currency: b.Currency, State: "none", Month: now.UTC().Format(monthFormat),
+		Tenant: id, Version: b.Version, Thresholds: b.Thresholds, Refuse: b.Refuse, Currency: b.Currency, State: "none", Month: now.UTC().Format(monthFormat),
 		Reached: []reachedJSON{},
 	}
 	if !b.Set() {
@@ -196,6 +232,19 @@ func percents(all []uint32) string {
 		s = append(s, strconv.FormatUint(uint64(p), 10)+"%")
 	}
 	return strings.Join(s, ",")
+}
+
+func (l *Log) showBudgetOf(e *Env, t tenant.Tenant) error {
+	ctx, js, done, err := l.connect(e, permission.Operator)
+	if err != nil {
+		return err
+	}
+	defer done()
+	all, err := budgetsOf(ctx, js, t)
+	if err != nil {
+		return ended(ctx, err)
+	}
+	return l.showBudget(e, all[0])
 }
 
 func (l *Log) showBudget(e *Env, b budgetJSON) error {

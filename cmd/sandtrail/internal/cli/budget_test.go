@@ -57,8 +57,10 @@ func TestBudgetsOfATenant(t *testing.T) {
 
 	log := jslog.New(f.JS)
 	period, end := tenant.Period(time.Now())
-	_, err := eventlog.Execute(t.Context(), log, subject.Tenant("acme"), func(h eventlog.History) ([]envelope.Event, error) {
-		bodies, err := tenant.Decide(tenant.Fold(h), tenant.ReachBudget{Version: 1, Period: period, Spent: big.NewInt(12e9), Projected: big.NewInt(13e9), AtSeq: 3})
+	_, err := eventlog.Execute(t.Context(), log, subject.Budget("acme"), func(h eventlog.History) ([]envelope.Event, error) {
+		acme, err := eventlog.Current(t.Context(), log, subject.Tenant("acme"))
+		s := tenant.FoldBudget(tenant.Fold(acme).Budget, h.Events)
+		bodies := s.Reach(tenant.ReachBudget{Version: 1, Period: period, Spent: big.NewInt(12e9), Projected: big.NewInt(13e9), AtSeq: 3})
 		return tenant.BudgetEvents("acme", "service:usage", time.Now(), bodies...), err
 	})
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ func (r *rig) do(id string, c tenant.Command) {
 // reached are all that the log says was reached: month, version and threshold, in its order.
 func (r *rig) reached(id string) []string {
 	r.t.Helper()
-	h, err := eventlog.Current(r.t.Context(), r.log, subject.Tenant(id))
+	h, err := eventlog.Current(r.t.Context(), r.log, subject.Budget(id))
 	require.NoError(r.t, err)
 	var all []string
 	for _, e := range h.Events {
