@@ -10,6 +10,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -51,6 +52,8 @@ type Agent struct {
 	store    *store
 	meter    *meter
 	started  time.Time
+	// instance tells this process from every other toolbox.
+	instance string
 	// stop ends Serve.
 	stop context.CancelFunc
 
@@ -128,7 +131,7 @@ func open(o Options, version string, log *slog.Logger) (*Agent, error) {
 	}
 	a := &Agent{
 		o: o, version: version, log: log, files: f, slots: make(chan struct{}, fileCalls), ports: make(chan struct{}, connect.Most), children: newChildren(), store: newStore(o.State, o.SpoolBytes),
-		started: time.Now(), execs: map[string]*program{}, idle: make(chan struct{}), remembered: remembered{ends: map[string][]byte{}},
+		started: time.Now(), instance: rand.Text(), execs: map[string]*program{}, idle: make(chan struct{}), remembered: remembered{ends: map[string][]byte{}},
 	}
 	a.meter = newMeter(a.children, o.MemoryBytes)
 	if o.SandboxID != "" {

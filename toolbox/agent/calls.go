@@ -23,7 +23,7 @@ func (a *Agent) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply,
 	defer a.mu.Unlock()
 	r := &toolboxv1.HelloReply{
 		SandboxId: a.configured.GetSandboxId(), Version: a.version, Alive: !a.shutting, StartedAt: timestamppb.New(a.started),
-		Running: uint32(a.running), AwaitsConfigure: a.configured == nil, //nolint:gosec // at most MaxExecs
+		Running: uint32(a.running), AwaitsConfigure: a.configured == nil, Instance: a.instance, //nolint:gosec // at most MaxExecs
 	}
 	if a.shutting {
 		r.Reason = task.Destroyed
@@ -40,6 +40,9 @@ func (a *Agent) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartRe
 		return nil, invalid("argv must name a program")
 	}
 	if err := task.CheckTerminal(r.Terminal); err != nil {
+		return nil, err
+	}
+	if err := task.CheckInstance(r, a.instance); err != nil {
 		return nil, err
 	}
 	p, env, started, err := a.admit(r)
@@ -232,7 +235,7 @@ func (a *Agent) Signal(_ context.Context, r *toolboxv1.Signal) (*toolboxv1.Signa
 func (a *Agent) List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	reply := &toolboxv1.ListReply{}
+	reply := &toolboxv1.ListReply{Instance: a.instance}
 	for _, p := range a.execs {
 		reply.Execs = append(reply.Execs, p.state())
 	}

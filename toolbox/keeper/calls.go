@@ -36,7 +36,7 @@ func (k *Keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply
 	}
 	return &toolboxv1.HelloReply{
 		SandboxId: k.spec.SandboxID, Version: k.version, Alive: lost == "", Reason: reason,
-		StartedAt: timestamppb.New(k.started), Running: uint32(k.running), AwaitsConfigure: k.awaits(),
+		StartedAt: timestamppb.New(k.started), Running: uint32(k.running), AwaitsConfigure: k.awaits(), Instance: k.instance,
 	}, nil
 }
 
@@ -49,6 +49,9 @@ func (k *Keeper) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.Star
 		return nil, invalid("argv must name a program")
 	}
 	if err := task.CheckTerminal(r.Terminal); err != nil {
+		return nil, err
+	}
+	if err := task.CheckInstance(r, k.instance); err != nil {
 		return nil, err
 	}
 	// What init takes to come up is not the first program's to pay, and init must be there to end its tree.
@@ -217,7 +220,7 @@ func (k *Keeper) Signal(ctx context.Context, r *toolboxv1.Signal) (*toolboxv1.Si
 func (k *Keeper) List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	reply := &toolboxv1.ListReply{}
+	reply := &toolboxv1.ListReply{Instance: k.instance}
 	for _, p := range k.execs {
 		reply.Execs = append(reply.Execs, p.state())
 	}

@@ -9,6 +9,7 @@ package keeper
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,6 +48,8 @@ type Keeper struct {
 	files   *files.Files
 	ports   ports
 	started time.Time
+	// instance tells this process from every other toolbox.
+	instance string
 	// stop ends Serve.
 	stop context.CancelFunc
 
@@ -170,7 +173,7 @@ func open(spec launch.Spec, version string, log *slog.Logger) (*Keeper, net.List
 		log.Warn("programs are run in another way, which is slower", "way", box.way, "refused", describe(box.refused))
 	}
 	k := &Keeper{
-		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(),
+		spec: spec, version: version, log: log, box: box, meter: newMeter(box), started: time.Now(), instance: rand.Text(),
 		execs: map[string]*program{}, remembered: ends.New(box.path("execs")), idle: make(chan struct{}), stir: make(chan struct{}, 1), tidy: time.AfterFunc(tidyAfter, giveBack),
 	}
 	k.meter.looks = k.look

@@ -37,6 +37,14 @@ func CheckTerminal(size *commonv1.TerminalSize) error {
 	return wire.NewError("invalid_argument", "validation", fmt.Sprintf("a terminal has 1 to %d columns and 1 to %d rows", terminal.MostColumns, terminal.MostRows))
 }
 
+// CheckInstance refuses a start that is meant for another toolbox than the one of this instance.
+func CheckInstance(r *toolboxv1.Start, instance string) error {
+	if r.Instance == "" || r.Instance == instance {
+		return nil
+	}
+	return wire.NewError("unavailable", "toolbox_unavailable", "this is another run of the sandbox than the one that is to start the command")
+}
+
 // NewTerminal makes the pipes for a helper that begins with a size.
 func NewTerminal(size *commonv1.TerminalSize) (*Terminal, error) {
 	in, sizes, err := pipe(0, 1)

@@ -30,6 +30,7 @@ func RunClient(t *testing.T, c *client.Client) {
 	t.Run("hello", s.hello)
 	t.Run("output and exit code", s.output)
 	t.Run("start once", s.startOnce)
+	t.Run("start by one instance", s.startByInstance)
 	t.Run("attach from offsets", s.offsets)
 	t.Run("stdin", s.stdin)
 	t.Run("unknown exec", s.unknown)
@@ -133,6 +134,28 @@ func (s suite) output(t *testing.T) {
 	require.EqualValues(t, len(c.stdout), c.end.Stdout.Bytes)
 	require.EqualValues(t, 3, c.end.Stderr.Bytes)
 	require.NotZero(t, c.end.WallTimeUs)
+}
+
+// A program that is to be started by another run of the sandbox is not, and its id stays free.
+func (s suite) startByInstance(t *testing.T) {
+	h, err := s.Hello(s.context(t), &toolboxv1.Hello{})
+	require.NoError(t, err)
+	require.NotEmpty(t, h.Instance)
+	r := &toolboxv1.Start{ExecId: NewID(), Argv: []string{"/bin/sh", "-c", "exit 3"}, Instance: h.Instance + "x"}
+	_, err = s.Start(s.context(t), r)
+	var refused *client.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, []string{"unavailable", "toolbox_unavailable"}, []string{refused.Code, refused.Reason})
+	list, err := s.List(s.context(t), &toolboxv1.List{})
+	require.NoError(t, err)
+	require.Equal(t, h.Instance, list.Instance)
+	for _, e := range list.Execs {
+		require.NotEqual(t, r.ExecId, e.ExecId)
+	}
+	r.Instance = h.Instance
+	_, err = s.Start(s.context(t), r)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, s.collect(t, r.ExecId, 0, 0).end.ExitCode)
 }
 
 func (s suite) startOnce(t *testing.T) {

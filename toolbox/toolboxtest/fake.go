@@ -4,6 +4,7 @@ package toolboxtest
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net"
@@ -36,10 +37,11 @@ type Fake struct {
 	// OutputCap and Hold are those of its spools.
 	OutputCap, Hold uint64
 
-	files   *files.Files
-	started time.Time
-	stop    context.CancelFunc
-	served  chan struct{}
+	files    *files.Files
+	started  time.Time
+	instance string
+	stop     context.CancelFunc
+	served   chan struct{}
 
 	mu    sync.Mutex
 	execs map[string]*process
@@ -57,7 +59,7 @@ var _ server.Handler = (*Fake)(nil)
 func NewFake(t testing.TB, sandboxID string) *Fake {
 	t.Helper()
 	f := &Fake{
-		StateDir: t.TempDir(), SandboxID: sandboxID, Workspace: t.TempDir(), started: time.Now(),
+		StateDir: t.TempDir(), SandboxID: sandboxID, Workspace: t.TempDir(), started: time.Now(), instance: rand.Text(),
 		execs: map[string]*process{}, served: make(chan struct{}),
 	}
 	var err error
@@ -182,7 +184,7 @@ func (f *Fake) Hello(ctx context.Context, _ *toolboxv1.Hello) (*toolboxv1.HelloR
 	if err := f.delay(ctx); err != nil {
 		return nil, err
 	}
-	r := &toolboxv1.HelloReply{SandboxId: f.SandboxID, Version: "fake", Alive: true, StartedAt: timestamppb.New(f.started)}
+	r := &toolboxv1.HelloReply{SandboxId: f.SandboxID, Version: "fake", Alive: true, StartedAt: timestamppb.New(f.started), Instance: f.instance}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range f.execs {
@@ -199,6 +201,9 @@ func (f *Fake) Start(ctx context.Context, r *toolboxv1.Start) (*toolboxv1.StartR
 	}
 	if r.ExecId == "" || len(r.Argv) == 0 {
 		return nil, wire.NewError("invalid_argument", "validation", "exec_id and argv are needed")
+	}
+	if err := task.CheckInstance(r, f.instance); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -285,7 +290,7 @@ func (f *Fake) List(ctx context.Context, _ *toolboxv1.List) (*toolboxv1.ListRepl
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r := &toolboxv1.ListReply{}
+	r := &toolboxv1.ListReply{Instance: f.instance}
 	for _, p := range f.execs {
 		r.Execs = append(r.Execs, p.state())
 	}

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net"
@@ -19,6 +20,7 @@ import (
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/server"
 	"github.com/sandtrail/sandtrail/toolbox/spool"
+	"github.com/sandtrail/sandtrail/toolbox/task"
 	"github.com/sandtrail/sandtrail/toolbox/wire"
 )
 
@@ -44,16 +46,20 @@ func (k killed) Error() string { return k.reason }
 // keeper is a toolbox whose programs are functions, behind the real protocol. It outlives the services under test.
 type keeper struct {
 	server.Handler
-	dir     string
-	spools  string
-	program program
-	stop    context.CancelFunc
-	served  chan struct{}
+	dir    string
+	spools string
+	// instance is another one of each.
+	instance string
+	program  program
+	stop     context.CancelFunc
+	served   chan struct{}
 
 	// busy is how many Starts are refused for lack of a connection.
 	busy atomic.Int32
 	// starting is called before a program is started; may be nil.
 	starting func()
+	// listing is called before the execs are told; may be nil.
+	listing func()
 
 	mu     sync.Mutex
 	execs  map[string]*process
@@ -63,7 +69,7 @@ type keeper struct {
 func startKeeper(t testing.TB, state, box string, prog program) *keeper {
 	t.Helper()
 	k := &keeper{
-		dir: filepath.Join(state, "sandboxes", box), spools: t.TempDir(), program: prog, execs: map[string]*process{}, starts: map[string]int{},
+		dir: filepath.Join(state, "sandboxes", box), spools: t.TempDir(), instance: rand.Text(), program: prog, execs: map[string]*process{}, starts: map[string]int{},
 	}
 	require.NoError(t, os.MkdirAll(k.dir, 0o700))
 	k.listen(t)
@@ -107,12 +113,15 @@ func (k *keeper) find(exec string) (*process, error) {
 }
 
 func (k *keeper) Hello(context.Context, *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
-	return &toolboxv1.HelloReply{Alive: true}, nil
+	return &toolboxv1.HelloReply{Alive: true, Instance: k.instance}, nil
 }
 
 func (k *keeper) Start(_ context.Context, r *toolboxv1.Start) (*toolboxv1.StartReply, error) {
 	if k.starting != nil {
 		k.starting()
+	}
+	if err := task.CheckInstance(r, k.instance); err != nil {
+		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -192,9 +201,12 @@ func (k *keeper) Signal(_ context.Context, r *toolboxv1.Signal) (*toolboxv1.Sign
 }
 
 func (k *keeper) List(context.Context, *toolboxv1.List) (*toolboxv1.ListReply, error) {
+	if k.listing != nil {
+		k.listing()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	reply := &toolboxv1.ListReply{}
+	reply := &toolboxv1.ListReply{Instance: k.instance}
 	for id, p := range k.execs {
 		s := &toolboxv1.ExecState{ExecId: id, State: "running"}
 		select {

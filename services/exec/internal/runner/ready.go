@@ -19,21 +19,41 @@ type readiness struct {
 	loaded func(sandbox.Sandbox)
 
 	mu    sync.Mutex
-	ready map[subject.Aggregate]string
+	ready map[subject.Aggregate]place
 }
+
+// place is where a sandbox that was ready is: its worker, and which instance of a toolbox answered last, "" where none did.
+type place struct{ worker, instance string }
 
 func newReadiness(log eventlog.Log, loaded func(sandbox.Sandbox)) *readiness {
 	if loaded == nil {
 		loaded = func(sandbox.Sandbox) {}
 	}
-	return &readiness{log: log, loaded: loaded, ready: map[subject.Aggregate]string{}}
+	return &readiness{log: log, loaded: loaded, ready: map[subject.Aggregate]place{}}
 }
 
 // worker of a sandbox that is known to be ready, else "".
 func (r *readiness) worker(agg subject.Aggregate) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.ready[agg]
+	return r.ready[agg].worker
+}
+
+// instance that answered last for a sandbox that is known to be ready, else "".
+func (r *readiness) instance(agg subject.Aggregate) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready[agg].instance
+}
+
+// met takes which instance has answered.
+func (r *readiness) met(agg subject.Aggregate, instance string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok := r.ready[agg]; ok {
+		p.instance = instance
+		r.ready[agg] = p
+	}
 }
 
 func (r *readiness) forget(agg subject.Aggregate) {
@@ -45,6 +65,16 @@ func (r *readiness) forget(agg subject.Aggregate) {
 // load reads the sandbox from the log and remembers it where it is ready. One that does not exist was never requested.
 func (r *readiness) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
 	h, err := eventlog.Known(ctx, r.log, agg)
+	return r.take(agg, h, err)
+}
+
+// current is load of all that was recorded before the call.
+func (r *readiness) current(ctx context.Context, agg subject.Aggregate) (sandbox.Sandbox, error) {
+	h, err := eventlog.Current(ctx, r.log, agg)
+	return r.take(agg, h, err)
+}
+
+func (r *readiness) take(agg subject.Aggregate, h eventlog.History, err error) (sandbox.Sandbox, error) {
 	if err != nil {
 		return sandbox.Sandbox{}, wrap("load sandbox", err)
 	}
@@ -55,12 +85,13 @@ func (r *readiness) load(ctx context.Context, agg subject.Aggregate) (sandbox.Sa
 	r.loaded(s)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	before := r.ready[agg]
 	delete(r.ready, agg)
 	if s.State == sandbox.Ready {
 		if len(r.ready) >= readyMost {
 			clear(r.ready)
 		}
-		r.ready[agg] = s.Worker
+		r.ready[agg] = place{worker: s.Worker, instance: before.instance}
 	}
 	return s, nil
 }

@@ -313,7 +313,7 @@ func (x *run) ready(ctx context.Context, box subject.Aggregate) (bool, error) {
 	case s.State != sandbox.Ready:
 		return false, nil
 	}
-	return x.r.hello(ctx, x.agg.Sandbox) == nil, nil
+	return x.r.hello(ctx, box) == nil, nil
 }
 
 // cannotRun is what a shell gives for a command that it cannot run, notFound for one that is not there.

@@ -20,12 +20,15 @@ import (
 // callTimeout bounds one call of a toolbox on the same host.
 const callTimeout = 10 * time.Second
 
-func (r *Runner) hello(ctx context.Context, box string) error {
+func (r *Runner) hello(ctx context.Context, box subject.Aggregate) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	h, err := r.deps.Toolbox(box).Hello(ctx, &toolboxv1.Hello{})
+	h, err := r.deps.Toolbox(box.ID).Hello(ctx, &toolboxv1.Hello{})
 	if err == nil && !h.GetAlive() {
 		return errNotAlive
+	}
+	if err == nil {
+		r.ready.met(box, h.GetInstance())
 	}
 	return err
 }
@@ -36,7 +39,7 @@ var errNotAlive = errors.New("the sandbox has ended")
 // another worker.
 func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, error) {
 	if r.ready.worker(box) == r.cfg.Worker {
-		if r.deps.Alive(box.ID) || r.hello(ctx, box.ID) == nil {
+		if r.deps.Alive(box.ID) || r.hello(ctx, box) == nil {
 			return true, nil
 		}
 		r.ready.forget(box)
@@ -59,7 +62,7 @@ func (r *Runner) readyNow(ctx context.Context, box subject.Aggregate) (bool, err
 	case s.State != sandbox.Ready:
 		return false, nil
 	}
-	err = r.hello(ctx, box.ID)
+	err = r.hello(ctx, box)
 	return err == nil, ctx.Err()
 }
 
@@ -152,21 +155,30 @@ var (
 
 const stoppedUnseen = "the sandbox was stopped and the end of the command was not seen"
 
-// earlierRun reports whether an exec was started in a run of its sandbox that is over.
+// earlierRun reports whether an exec was started in a run of its sandbox that is over, by all that was recorded before the call: a toolbox of the
+// next run answers only behind the end of the one before.
 func (x *run) earlierRun(ctx context.Context) (bool, error) {
-	s, err := x.r.ready.load(ctx, subject.Sandbox(x.agg.Tenant, x.agg.Sandbox))
-	return err == nil && x.state.StartedSeq > 0 && s.ReadySeq > x.state.StartedSeq, err
+	s, err := x.r.ready.current(ctx, x.box())
+	over := s.ReadySeq > x.state.StartedSeq || s.State == sandbox.Stopped || s.Restarting()
+	return err == nil && x.state.StartedSeq > 0 && over, err
 }
+
+func (x *run) box() subject.Aggregate { return subject.Sandbox(x.agg.Tenant, x.agg.Sandbox) }
 
 func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh bool) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	box := x.r.deps.Toolbox(x.agg.Sandbox)
-	if !fresh {
+	// Only the toolbox that the decision to start is about may do it: the sandbox may get another one meanwhile, also between two attempts of
+	// one call.
+	instance := x.r.ready.instance(x.box())
+	if !fresh || instance == "" {
 		list, err := box.List(ctx, &toolboxv1.List{})
 		if err != nil {
 			return err
 		}
+		instance = list.GetInstance()
+		x.r.ready.met(x.box(), instance)
 		for _, e := range list.GetExecs() {
 			if e.GetExecId() != x.agg.ID {
 				continue
@@ -188,6 +200,7 @@ func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh 
 	if err != nil {
 		return err
 	}
+	req.Instance = instance
 	_, err = box.Start(ctx, req)
 	return err
 }
@@ -273,7 +286,7 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 		o.since, o.wait = time.Now(), 20*time.Millisecond
 	}
 	x := o.x
-	box := subject.Sandbox(x.agg.Tenant, x.agg.Sandbox)
+	box := x.box()
 	s, err := x.r.ready.load(ctx, box)
 	if err == nil && s.State == sandbox.Destroyed {
 		return true, x.lose(ctx, fault.ReasonSandboxDestroyed, "the sandbox was destroyed and the end of the command was not seen")
@@ -284,7 +297,7 @@ func (o *outage) check(ctx context.Context, cause error) (bool, error) {
 	if err == nil && (s.State == sandbox.Stopped || s.ReadySeq > x.state.StartedSeq && x.state.StartedSeq > 0) {
 		return true, x.lose(ctx, fault.ReasonSandboxStopped, stoppedUnseen)
 	}
-	switch err := x.r.hello(ctx, x.agg.Sandbox); {
+	switch err := x.r.hello(ctx, box); {
 	case err == nil:
 		// It answers again; only silence counts.
 		o.since = time.Now()

@@ -1,12 +1,20 @@
 package runner
 
 import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 )
 
 // stopped has the rig's sandbox stopped, and again starts it again, as lifecycle does.
@@ -92,6 +100,76 @@ func TestACommandThatComesAgainBehindANewRunOfItsSandboxStartsNothing(t *testing
 	require.Equal(t, sandbox.ExecCompleted, r.exec(spec(), nil).send().wait().State)
 	require.Zero(t, k.started(ended.agg.ID))
 	require.Zero(t, k.started(open.agg.ID))
+}
+
+// behind does something once behind a call of the log that matters.
+type behind struct {
+	Log
+	start, loaded func()
+}
+
+func (l *behind) Append(ctx context.Context, agg subject.Aggregate, after eventlog.Tail, events ...envelope.Event) ([]envelope.Recorded, error) {
+	all, err := l.Log.Append(ctx, agg, after, events...)
+	if l.start != nil && slices.ContainsFunc(events, func(e envelope.Event) bool { _, ok := e.Body.(*eventsv1.ExecStarted); return ok }) {
+		l.start()
+	}
+	return all, err
+}
+
+func (l *behind) Load(ctx context.Context, agg subject.Aggregate) (eventlog.History, error) {
+	h, err := l.Log.Load(ctx, agg)
+	if l.loaded != nil && agg.Kind == subject.KindSandbox {
+		l.loaded()
+	}
+	return h, err
+}
+
+// However long the service sleeps between its decision to start a program and the call, and whatever becomes of the call: the toolbox of the
+// sandbox's next run starts nothing that is of the run before.
+func TestTheNextRunOfASandboxStartsNothingOfTheOneBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		// at has next called once.
+		at     func(r *rig, k *keeper, x *exec, next func())
+		starts int
+	}{
+		"behind the record": {at: func(r *rig, _ *keeper, _ *exec, next func()) {
+			r.wrap = func(l Log) Log { return &behind{Log: l, start: next} }
+		}},
+		"behind the look at the sandbox": {at: func(r *rig, k *keeper, x *exec, next func()) {
+			x.fenced()
+			var listed atomic.Bool
+			k.listing = func() { listed.Store(true) }
+			r.wrap = func(l Log) Log {
+				return &behind{Log: l, loaded: func() {
+					if listed.Load() {
+						next()
+					}
+				}}
+			}
+		}},
+		"behind the program's start": {starts: 1, at: func(_ *rig, k *keeper, _ *exec, next func()) { k.starting = next }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.starting()
+			r.markReady()
+			old := startKeeper(t, r.state, r.box, forever)
+			x := r.exec(spec(), nil)
+			var later *keeper
+			c.at(r, old, x, sync.OnceFunc(func() {
+				r.stopped()
+				later = startKeeper(t, r.state, r.box, hello)
+				old.stop() // what it was asked goes on, and nobody hears of it
+				r.again()
+			}))
+			r.service(nil)
+			x.send()
+			require.Equal(t, "sandbox_stopped", x.wait().Lost.GetReason())
+			require.Equal(t, c.starts, old.started(x.agg.ID))
+			require.Zero(t, later.started(x.agg.ID))
+			require.Equal(t, sandbox.ExecCompleted, r.exec(spec(), nil).send().wait().State)
+		})
+	}
 }
 
 func TestAnExecThatRunsWhenItsSandboxIsStoppedIsSettled(t *testing.T) {

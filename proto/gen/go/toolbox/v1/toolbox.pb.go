@@ -897,8 +897,10 @@ type HelloReply struct {
 	Running   uint32                 `protobuf:"varint,6,opt,name=running,proto3" json:"running,omitempty"`
 	// It waits for Configure and starts nothing until then; sandbox_id is empty.
 	AwaitsConfigure bool `protobuf:"varint,7,opt,name=awaits_configure,json=awaitsConfigure,proto3" json:"awaits_configure,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Another one in each process that is a toolbox: who knows which execs it has started. See Start.
+	Instance      string `protobuf:"bytes,8,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HelloReply) Reset() {
@@ -978,6 +980,13 @@ func (x *HelloReply) GetAwaitsConfigure() bool {
 		return x.AwaitsConfigure
 	}
 	return false
+}
+
+func (x *HelloReply) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 // Configure tells an agent, or a keeper that was started for nobody yet, what it was started without: whose sandbox it is from now on,
@@ -1101,7 +1110,11 @@ type Start struct {
 	OutputCap uint64 `protobuf:"varint,8,opt,name=output_cap,json=outputCap,proto3" json:"output_cap,omitempty"`
 	// Set: it runs on a terminal of this size, as the leader of a session whose terminal that is. What is written to the terminal is
 	// stdout, what is typed is standard input, whose end is typed as Ctrl-D; stderr has nothing.
-	Terminal      *v1.TerminalSize `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	Terminal *v1.TerminalSize `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// Where it is set only this instance starts the program; any other refuses with unavailable, toolbox_unavailable. A sandbox that was stopped
+	// and started again has a toolbox that does not know what the one before has started, so that an id alone does not keep a program from
+	// being started twice.
+	Instance      string `protobuf:"bytes,10,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1197,6 +1210,13 @@ func (x *Start) GetTerminal() *v1.TerminalSize {
 		return x.Terminal
 	}
 	return nil
+}
+
+func (x *Start) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 type StartReply struct {
@@ -2295,8 +2315,10 @@ func (*List) Descriptor() ([]byte, []int) {
 }
 
 type ListReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Execs         []*ExecState           `protobuf:"bytes,1,rep,name=execs,proto3" json:"execs,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Execs []*ExecState           `protobuf:"bytes,1,rep,name=execs,proto3" json:"execs,omitempty"`
+	// As in HelloReply.
+	Instance      string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2336,6 +2358,13 @@ func (x *ListReply) GetExecs() []*ExecState {
 		return x.Execs
 	}
 	return nil
+}
+
+func (x *ListReply) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
 }
 
 // Forget drops an ended exec's spool once its output is stored elsewhere. Its end is remembered.
@@ -3594,7 +3623,7 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\a\n" +
-	"\x05Hello\"\xf3\x01\n" +
+	"\x05Hello\"\x8f\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1d\n" +
 	"\n" +
@@ -3605,7 +3634,8 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x18\n" +
 	"\arunning\x18\x06 \x01(\rR\arunning\x12)\n" +
-	"\x10awaits_configure\x18\a \x01(\bR\x0fawaitsConfigure\"\xba\x01\n" +
+	"\x10awaits_configure\x18\a \x01(\bR\x0fawaitsConfigure\x12\x1a\n" +
+	"\binstance\x18\b \x01(\tR\binstance\"\xba\x01\n" +
 	"\tConfigure\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12:\n" +
@@ -3614,7 +3644,7 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
-	"\x0eConfigureReply\"\xed\x02\n" +
+	"\x0eConfigureReply\"\x89\x03\n" +
 	"\x05Start\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x12\n" +
 	"\x04argv\x18\x02 \x03(\tR\x04argv\x126\n" +
@@ -3628,7 +3658,9 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"keep_stdin\x18\a \x01(\bR\tkeepStdin\x12\x1d\n" +
 	"\n" +
 	"output_cap\x18\b \x01(\x04R\toutputCap\x123\n" +
-	"\bterminal\x18\t \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\x1a6\n" +
+	"\bterminal\x18\t \x01(\v2\x17.common.v1.TerminalSizeR\bterminal\x12\x1a\n" +
+	"\binstance\x18\n" +
+	" \x01(\tR\binstance\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
@@ -3704,9 +3736,10 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\aConnect\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\"\x0e\n" +
 	"\fConnectReply\"\x06\n" +
-	"\x04List\"B\n" +
+	"\x04List\"^\n" +
 	"\tListReply\x125\n" +
-	"\x05execs\x18\x01 \x03(\v2\x1f.sandtrail.toolbox.v1.ExecStateR\x05execs\"!\n" +
+	"\x05execs\x18\x01 \x03(\v2\x1f.sandtrail.toolbox.v1.ExecStateR\x05execs\x12\x1a\n" +
+	"\binstance\x18\x02 \x01(\tR\binstance\"!\n" +
 	"\x06Forget\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\"\r\n" +
 	"\vForgetReply\"\a\n" +
