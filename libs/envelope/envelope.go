@@ -76,6 +76,9 @@ type Recorded struct {
 	Data []byte
 	// Body is Data decoded; nil where the type is unknown to this program.
 	Body proto.Message
+	// Found is set in what an append gives that found its events in the log: an earlier append, or an attempt whose answer was lost, had
+	// stored them, and more may stand behind them by now.
+	Found bool
 }
 
 // Digest chains one event to the one before it: sha256(previous, each chained header's value and data behind its length).

@@ -48,7 +48,7 @@ type Entry struct {
 type Log interface {
 	// Append records events behind after and returns them as recorded. ErrConflict: after is not the tail, and nothing was
 	// recorded. Events count as done when their ids stand directly behind after, so an append may be repeated, also when its
-	// acknowledgement was lost and others have appended since; what stands in the log is returned. An id that stands anywhere
+	// acknowledgement was lost and others have appended since; what stands in the log is returned, marked as Found. An id that stands anywhere
 	// else is fault.Internal: one id is one fact. One event costs one publish; several are an atomic batch. Messages says how
 	// events are completed and which are refused.
 	Append(ctx context.Context, agg subject.Aggregate, after Tail, events ...envelope.Event) ([]envelope.Recorded, error)

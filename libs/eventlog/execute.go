@@ -22,7 +22,7 @@ const (
 // Execute loads an aggregate, decides and appends. When somebody else was faster the whole decision is taken again on the new
 // history, at most MaxAttempts times, then it gives fault.Conflict with ReasonConflict. It returns the history with what was
 // appended. No events decided: nothing is appended. Events whose ids are in the history already were recorded by an earlier
-// run of the same command: the history is returned as it is. An error of decide is returned as it is.
+// run of the same command: they are not again. Whoever goes by the history sees what came behind them as well. An error of decide is returned as it is.
 //
 // An append proves that the history which led to it was whole. A refusal, and a decision to do nothing, are believed only when the leader of
 // the log knows no more than what they were decided on: a replica that lags shows a past in which a sandbox does not exist yet.
@@ -52,10 +52,17 @@ func Execute(
 			return h, err
 		}
 		done, err := recorded(h, events)
-		if err != nil || done {
+		if err == nil && done {
+			return Current(ctx, log, agg)
+		}
+		if err != nil {
 			return h, err
 		}
 		appended, err := log.Append(ctx, agg, h.Tail(), events...)
+		if err == nil && appended[0].Found {
+			// A replica that lags had not shown them, or an answer was lost.
+			return Current(ctx, log, agg)
+		}
 		if err == nil {
 			h.Events = append(h.Events, appended...)
 			return h, nil

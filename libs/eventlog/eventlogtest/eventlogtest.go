@@ -181,7 +181,8 @@ func testRepeat(t *testing.T, log eventlog.Log) {
 	require.NoError(t, err)
 	require.Equal(t, first[0].Seq, again[0].Seq)
 	require.Equal(t, first[0].Digest, again[0].Digest)
-	eventually(t, log, agg, 1)
+	require.Equal(t, []bool{false, true}, []bool{first[0].Found, again[0].Found})
+	require.False(t, eventually(t, log, agg, 1).Events[0].Found)
 }
 
 func testRepeatLater(t *testing.T, log eventlog.Log) {
@@ -240,6 +241,7 @@ func testRepeatBatch(t *testing.T, log eventlog.Log) {
 	require.Equal(t, eventIDs(first), eventIDs(again))
 	for i := range first {
 		require.Equal(t, first[i].Seq, again[i].Seq)
+		require.Equal(t, []bool{false, true}, []bool{first[i].Found, again[i].Found})
 	}
 	eventually(t, log, a, 2)
 	eventually(t, log, b, 1)

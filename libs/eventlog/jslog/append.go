@@ -55,6 +55,9 @@ func (a *appending) run(ctx context.Context) ([]envelope.Recorded, error) {
 		case rerr != nil:
 			last = errors.Join(last, rerr)
 		case where == whereStored:
+			for i := range recorded {
+				recorded[i].Found = true
+			}
 			return recorded, nil
 		case where == whereOther:
 			return nil, eventlog.ErrConflict

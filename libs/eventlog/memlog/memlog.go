@@ -85,7 +85,9 @@ func (l *Log) repeated(entries []eventlog.Entry, batch [][]*nats.Msg) ([]envelop
 			if have[j].ID != m.Header.Get(envelope.HeaderID) {
 				return nil, false
 			}
-			all = append(all, have[j])
+			found := have[j]
+			found.Found = true
+			all = append(all, found)
 		}
 	}
 	return all, true

@@ -178,7 +178,7 @@ func (x *run) record(ctx context.Context, m sandbox.CommandMeta, index int, c sa
 		if err != nil {
 			return err
 		}
-		if !recorded[0].Time.Equal(events[0].Time) {
+		if recorded[0].Found {
 			// An earlier delivery has recorded it, whose process may be gone: what came behind it counts as well.
 			return x.reload(ctx)
 		}

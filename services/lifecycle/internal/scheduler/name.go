@@ -38,6 +38,8 @@ func (s *Scheduler) named(
 		}
 		recorded, err := s.events.AppendBatch(ctx, entries...)
 		switch {
+		case err == nil && recorded[0].Found:
+			return eventlog.Current(ctx, s.events, agg)
 		case err == nil:
 			for _, e := range recorded {
 				if e.Subject == agg.Subject() {
