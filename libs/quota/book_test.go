@@ -36,7 +36,7 @@ func TestABookRefusesWhereABudgetIsUsedUp(t *testing.T) {
 		t.Helper()
 		began := time.Now()
 		for fault.Is(b.Admit(t.Context(), "acme"), fault.ReasonBudgetExhausted) != refused {
-			require.Less(t, time.Since(began), 5*time.Second)
+			require.Less(t, time.Since(began), 30*time.Second)
 		}
 	}
 	require.NoError(t, b.Admit(t.Context(), "acme"), "there is no such tenant, and no budget")

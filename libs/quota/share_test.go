@@ -145,7 +145,7 @@ func TestTheBookFollowsTheLog(t *testing.T) {
 	}
 	set(tenant.CreateTenant{})
 	set(tenant.SetQuota{Set: tenant.Quotas{tenant.Sandboxes: 3}})
-	require.Eventually(t, func() bool { return sandboxes() == 3 }, 5*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return sandboxes() == 3 }, 30*time.Second, 20*time.Millisecond)
 	own, all, err := b.Both(t.Context(), acme)
 	require.NoError(t, err)
 	require.Equal(t, own, all)

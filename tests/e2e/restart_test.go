@@ -90,7 +90,7 @@ func TestDownEndsEverything(t *testing.T) {
 	s.Interrupt("up")
 	require.NotEmpty(t, processesOf(t, s.State), "the sandbox goes on without up")
 	s.Down()
-	require.Eventually(t, func() bool { return len(processesOf(t, s.State)) == 0 }, 5*time.Second, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return len(processesOf(t, s.State)) == 0 }, 30*time.Second, 50*time.Millisecond,
 		"%v", processesOf(t, s.State))
 	require.Empty(t, loopsOf(t, s.State))
 	require.Eventually(t, func() bool { return len(emptyGroups(t)) == 0 }, 10*time.Second, 100*time.Millisecond, "%v", emptyGroups(t))

@@ -165,7 +165,7 @@ func TestUnreadStdin(t *testing.T) {
 	began := time.Now()
 	o := b.Do(t, &toolboxv1.Start{Argv: []string{"sh", "-c", "sleep 600 & exit 4"}, Stdin: make([]byte, 900<<10), KeepStdin: true})
 	require.Equal(t, int32(4), o.ExitCode)
-	require.Less(t, time.Since(began), 3*time.Second)
+	require.Less(t, time.Since(began), 30*time.Second)
 
 	id := keepertest.NewID()
 	_, err := b.Client.Start(t.Context(), &toolboxv1.Start{ExecId: id, Argv: []string{"sha256sum"}, Stdin: make([]byte, 900<<10), KeepStdin: true})

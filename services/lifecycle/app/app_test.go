@@ -283,7 +283,7 @@ func TestASandboxDestroyedWhileItStartsStopsAtOnce(t *testing.T) {
 	begin := time.Now()
 	require.Nil(t, w.outcome(w.send(destroyCommand(id))).GetError())
 	w.await(id, sandbox.Destroyed)
-	require.Less(t, time.Since(begin), time.Second)
+	require.Less(t, time.Since(begin), 10*time.Second)
 	require.Empty(t, w.host.ids())
 	require.NotContains(t, w.types(id), "SandboxFailed")
 }

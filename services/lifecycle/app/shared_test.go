@@ -31,7 +31,7 @@ func TestADeathThatTheDriverTellsStandsInTheLogAtOnce(t *testing.T) {
 		began := time.Now()
 		w.loses(id, reason)
 		s := w.await(id, sandbox.Failed)
-		require.Less(t, time.Since(began), 2*time.Second)
+		require.Less(t, time.Since(began), 10*time.Second)
 		require.Equal(t, string(reason), s.Reason)
 		require.Eventually(t, func() bool { return len(w.host.ids()) == 0 }, patience, tick, "its remains stay")
 	}
@@ -105,7 +105,7 @@ func TestOneOfTwoReplicasReconcilesAndTheOtherTakesOver(t *testing.T) {
 	began := time.Now()
 	w.loses(all[1], fault.ReasonOutOfMemory)
 	w.await(all[1], sandbox.Failed)
-	require.Less(t, time.Since(began), 2*time.Second)
+	require.Less(t, time.Since(began), 10*time.Second)
 	for _, id := range all[2:] {
 		require.Equal(t, sandbox.Ready, w.load(id).State)
 	}

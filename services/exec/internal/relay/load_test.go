@@ -30,7 +30,7 @@ func TestStoppedServerHoldsTheProgramBack(t *testing.T) {
 		done <- err
 	}()
 	sent := func() int { p.mu.Lock(); defer p.mu.Unlock(); return p.sent }
-	require.Eventually(t, func() bool { return sent() > 256<<10 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return sent() > 256<<10 }, 30*time.Second, time.Millisecond)
 	require.Never(t, func() bool { return sent() > 2<<20 }, 300*time.Millisecond, 10*time.Millisecond)
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)

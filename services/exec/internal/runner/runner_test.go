@@ -63,7 +63,7 @@ func TestRunsToItsEnd(t *testing.T) {
 	require.Equal(t, sum[:], c.GetStdout().GetSha256())
 	require.Equal(t, uint64(2), c.GetLastChunk())
 	require.Equal(t, map[string][]byte{"stdout": []byte("out\n"), "stderr": []byte("err\n")}, x.output())
-	require.Eventually(t, func() bool { p, _ := k.find(x.agg.ID); k.mu.Lock(); defer k.mu.Unlock(); return p.forgets == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { p, _ := k.find(x.agg.ID); k.mu.Lock(); defer k.mu.Unlock(); return p.forgets == 1 }, 20*time.Second, time.Millisecond)
 
 	// The same command again gives the same outcome and starts nothing.
 	x.send()
@@ -257,7 +257,7 @@ func TestWaitsForItsSandbox(t *testing.T) {
 	ready := time.Now()
 	x.wait()
 	require.Equal(t, []string{"ExecRequested", "ExecStarted", "ExecCompleted"}, x.types())
-	require.Less(t, time.Since(ready), 5*time.Second)
+	require.Less(t, time.Since(ready), 20*time.Second)
 	p, err := k.find(x.agg.ID)
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"A": "1"}, p.start.GetEnv())
@@ -327,7 +327,7 @@ func TestRefused(t *testing.T) {
 	require.Empty(t, over.history().Events)
 	a.cancel()
 	a.wait()
-	require.Eventually(t, func() bool { return s.runner.find(a.agg.ID) == nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.runner.find(a.agg.ID) == nil }, 20*time.Second, time.Millisecond)
 	again := r.exec(spec(), nil).send()
 	require.Nil(t, again.outcome().GetError())
 
@@ -335,12 +335,12 @@ func TestRefused(t *testing.T) {
 	missing.Command = "missing"
 	b.cancel()
 	b.wait()
-	require.Eventually(t, func() bool { return s.runner.find(b.agg.ID) == nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.runner.find(b.agg.ID) == nil }, 20*time.Second, time.Millisecond)
 	m := r.exec(missing, nil).send()
 	end := m.wait()
 	require.Equal(t, sandbox.ReasonStartFailed, end.Completed.GetReason())
 	require.Equal(t, int32(127), end.Completed.GetExitCode())
-	require.Eventually(t, func() bool { return s.runner.find(m.agg.ID) == nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.runner.find(m.agg.ID) == nil }, 20*time.Second, time.Millisecond)
 
 	r.sandbox(sandbox.Destroy{Reason: "requested"})
 	s.runner.ready.forget(boxOf(r))

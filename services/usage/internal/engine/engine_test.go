@@ -165,7 +165,7 @@ func TestTheEngineEndsWithItsParent(t *testing.T) {
 
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	require.Eventually(t, func() bool { return len(processes(t, dir)) == 0 }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(processes(t, dir)) == 0 }, 30*time.Second, 10*time.Millisecond)
 	start(t, engine.Options{Dir: dir})
 }
 
