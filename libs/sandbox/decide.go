@@ -113,6 +113,10 @@ type Extend struct {
 	At, ExpiresAt time.Time
 }
 
+// MaxEvents bounds what a sandbox's owner may add to its history: behind it no Extend and no Restart is accepted, so that there is room for its end.
+// The log reads no history of more than 100,000.
+const MaxEvents = 50_000
+
 // MaxRelabels bounds how often the labels of a sandbox change: whoever decides about it reads them all.
 const MaxRelabels = 1000
 
@@ -122,7 +126,7 @@ type Label struct {
 	Labels map[string]string
 }
 
-// Use says that it is in use at At. It is recorded ahead, for half of its idle timeout, so that further use decides nothing while that holds for
+// Use says that it is in use at At. It is recorded ahead, for twice as long as UseHolds, so that further use decides nothing while that holds for
 // UseHolds at least. So does any of one that has no idle timeout, or is ending.
 type Use struct {
 	At time.Time
@@ -239,6 +243,8 @@ func (c Restart) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, nil
 	case s.State != Stopped:
 		return nil, illegal(s.State, "a start")
+	case s.Events >= MaxEvents:
+		return nil, tooMany(s.ID)
 	}
 	return one(&eventsv1.SandboxStarting{Worker: s.Worker, Attempt: s.Attempt + 1})
 }
@@ -355,8 +361,14 @@ func (c Extend) decide(s Sandbox) ([]proto.Message, error) {
 		return nil, expired(s.ID)
 	case s.ExpiresAt.IsZero() || !c.ExpiresAt.After(s.ExpiresAt):
 		return nil, nil
+	case s.Events >= MaxEvents:
+		return nil, tooMany(s.ID)
 	}
 	return one(&eventsv1.SandboxExtended{ExpiresAt: stamp(c.ExpiresAt)})
+}
+
+func tooMany(id string) error {
+	return fault.Newf(fault.ResourceExhausted, fault.ReasonQuota, "sandbox %s has %d events, as many as it may: make another one", id, MaxEvents)
 }
 
 func (c Label) decide(s Sandbox) ([]proto.Message, error) {
@@ -374,10 +386,10 @@ func (c Label) decide(s Sandbox) ([]proto.Message, error) {
 }
 
 func (c Use) decide(s Sandbox) ([]proto.Message, error) {
-	if s.Exists() && !s.UsedUntil.Before(c.At.Add(s.UseHolds())) {
+	if s.Exists() && !s.UsedUntil.Before(c.At.Add(s.UseHolds(c.At))) {
 		return nil, nil
 	}
-	return Used{At: c.At.Add(2 * s.UseHolds())}.decide(s)
+	return Used{At: c.At.Add(2 * s.UseHolds(c.At))}.decide(s)
 }
 
 func (c Used) decide(s Sandbox) ([]proto.Message, error) {

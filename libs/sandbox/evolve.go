@@ -97,6 +97,7 @@ func (s Sandbox) Evolve(e envelope.Recorded) (Sandbox, error) {
 		next.State = t.to
 	}
 	next.Seq, next.Digest = e.Seq, e.Digest
+	next.Events++
 	return next, nil
 }
 

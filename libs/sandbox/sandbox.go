@@ -100,9 +100,10 @@ type Sandbox struct {
 	// PastUsage and PastUptime are what the runs before the present one add up to.
 	PastUsage  *commonv1.UsageMetrics
 	PastUptime time.Duration
-	// Seq is the stream sequence of its last event, Digest that event's digest.
+	// Seq is the stream sequence of its last event, Digest that event's digest. Events is how many it has.
 	Seq    uint64
 	Digest []byte
+	Events int
 }
 
 // Exists reports whether it has any event.
@@ -126,8 +127,19 @@ func (s Sandbox) Expired(now time.Time) bool {
 // IdleTimeout is for how long nothing may be done with it before it is to end; 0: for ever.
 func (s Sandbox) IdleTimeout() time.Duration { return millis(s.Limits.GetIdleTimeoutMs()) }
 
-// UseHolds is for how long, from its moment on, a Use covers all further use: who has said it need not say it again.
-func (s Sandbox) UseHolds() time.Duration { return s.IdleTimeout() / 4 }
+// useShare is the part of its age that the use of a sandbox is recorded for at least. So the events of one that is used all the time grow with the
+// logarithm of its age, by 2,300 for ten times as long, and its history stays one that can be read.
+const useShare = 1000
+
+// UseHolds is for how long, from its moment on, a Use covers all further use: who has said it need not say it again. It is a quarter of the
+// idle timeout, or a thousandth of the sandbox's age where that is more.
+func (s Sandbox) UseHolds(at time.Time) time.Duration {
+	hold := s.IdleTimeout() / 4
+	if s.CreatedAt.IsZero() {
+		return hold
+	}
+	return max(hold, at.Sub(s.CreatedAt)/useShare)
+}
 
 // IdleAt is when it has been idle for its timeout if it is not used any more; zero is never. Only what runs is idle.
 func (s Sandbox) IdleAt() time.Time {

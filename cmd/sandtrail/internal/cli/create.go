@@ -27,7 +27,7 @@ type Create struct {
 	Workspace      string        `placeholder:"SIZE" help:"Size of the workspace: 5Gi."`
 	MountPath      string        `placeholder:"PATH" help:"Where the workspace is inside the sandbox."`
 	MaxRuntime     time.Duration `placeholder:"DURATION" help:"How long it may live."`
-	IdleTimeout    time.Duration `placeholder:"DURATION" help:"End it once no command runs, none was started and no file call came for so long, or up to half of that longer."`
+	IdleTimeout    time.Duration `placeholder:"DURATION" help:"End it once no command runs, none was started and no file call came for so long, or up to half of that or a 500th of its age longer."`
 	IdempotencyKey string        `placeholder:"KEY" help:"The same key with the same flags gives the same sandbox for 24 hours. Default: a random one."`
 	Wait           bool          `help:"Wait until it is ready."`
 	Timeout        time.Duration `default:"5m" help:"Give up after this long; the sandbox stays."`

@@ -49,7 +49,7 @@ var (
 			"type": "integer", "minimum": 1, "description": "The sandbox's whole life, its start included.",
 		},
 		"idle_timeout_seconds": schema{
-			"type": "integer", "minimum": 10, "description": "End it once nothing was done with it for so long, or up to half of that longer: no command runs or was started, no file call came.",
+			"type": "integer", "minimum": 10, "description": "End it once nothing was done with it for so long, or up to half of that or a 500th of its age longer: no command runs or was started, no file call came.",
 		},
 		"image": words("Image to run; the deployment has a default."),
 		"env":   environment,

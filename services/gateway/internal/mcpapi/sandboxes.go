@@ -20,7 +20,7 @@ type createIn struct {
 	CPUs           float64           `json:"cpus,omitempty" jsonschema:"CPUs, also parts of one"`
 	Memory         string            `json:"memory,omitempty" jsonschema:"memory as a Kubernetes quantity such as 512Mi or 2Gi"`
 	TimeoutSeconds int64             `json:"timeout_seconds,omitempty" jsonschema:"the sandbox's whole life, its start included; then it ends by itself"`
-	IdleSeconds    int64             `json:"idle_timeout_seconds,omitempty" jsonschema:"end it once nothing was done with it for so long, or up to half of that longer; a command that runs is use"`
+	IdleSeconds    int64             `json:"idle_timeout_seconds,omitempty" jsonschema:"end it once nothing was done with it for so long, or up to half of that or a 500th of its age longer; a command that runs is use"`
 	Env            map[string]string `json:"env,omitempty" jsonschema:"environment of everything that runs in it; values are never logged"`
 	IdempotencyKey string            `json:"idempotency_key,omitempty" jsonschema:"the same key with the same arguments gives the same sandbox for 24 hours"`
 }

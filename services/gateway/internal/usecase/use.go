@@ -66,7 +66,7 @@ func (u *UseCases) use(ctx context.Context, s sandbox.Sandbox) error {
 	defer cancel()
 	answered, err := u.outcome(wait, agg, inbox.next)
 	if answered && err == nil {
-		u.uses.say(agg, begin.Add(s.UseHolds()))
+		u.uses.say(agg, begin.Add(s.UseHolds(begin)))
 	}
 	return err
 }
@@ -79,7 +79,7 @@ func (u *UseCases) using(call context.Context, s sandbox.Sandbox) (done func(), 
 	ctx, cancel := context.WithCancel(call)
 	var over sync.WaitGroup
 	over.Go(func() {
-		tick := time.NewTicker(s.UseHolds())
+		tick := time.NewTicker(s.UseHolds(time.Now()))
 		defer tick.Stop()
 		for {
 			select {

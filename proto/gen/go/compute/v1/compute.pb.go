@@ -156,7 +156,7 @@ type ResourceLimits struct {
 	MaxRuntime *durationpb.Duration `protobuf:"bytes,3,opt,name=max_runtime,json=maxRuntime,proto3" json:"max_runtime,omitempty"`
 	// Processes and threads at once; 0 is the server's default.
 	Pids uint32 `protobuf:"varint,100,opt,name=pids,proto3" json:"pids,omitempty"`
-	// End it once no command ran or was started and no file call came for so long, or up to half of that longer; absent: it may be idle.
+	// End it once no command ran or was started and no file call came for so long, or up to half of that or a 500th of its age longer; absent: it may be idle.
 	IdleTimeout   *durationpb.Duration `protobuf:"bytes,101,opt,name=idle_timeout,json=idleTimeout,proto3" json:"idle_timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
