@@ -20,6 +20,9 @@ import (
 const (
 	// MaxKeys bounds the keys of a tenant that work at one time.
 	MaxKeys = 256
+	// MaxEvents bounds what a tenant may add to its history: behind it no key is created, so that those that are can be revoked. The log reads no
+	// history of more than 100,000.
+	MaxEvents = 50_000
 	// MaxName bounds the name of a tenant or key, in bytes.
 	MaxName = 128
 	// MaxNote bounds why keys were revoked, in bytes.
@@ -37,8 +40,9 @@ type Tenant struct {
 	Quotas Quotas
 	// Budget is what its months may cost; what they reached is told by another aggregate: FoldBudget.
 	Budget Budget
-	// Seq is the stream sequence of its last event.
-	Seq uint64
+	// Seq is the stream sequence of its last event, Events how many it has.
+	Seq    uint64
+	Events int
 }
 
 // Exists reports whether it was created.
@@ -64,7 +68,7 @@ func Fold(h eventlog.History) Tenant {
 
 // Evolve is the state behind e. t is left as it is.
 func (t Tenant) Evolve(e envelope.Recorded) Tenant {
-	t.Seq = e.Seq
+	t.Seq, t.Events = e.Seq, t.Events+1
 	switch b := e.Body.(type) {
 	case *eventsv1.TenantCreated:
 		t.Name, t.CreatedAt = b.GetName(), e.Time
@@ -182,6 +186,9 @@ func (c CreateKey) decide(t Tenant) ([]proto.Message, error) {
 		return nil, fault.Newf(fault.FailedPrecondition, fault.ReasonIllegalState, "key %s does not work any more; create a new one", c.Replaces)
 	case working >= MaxKeys:
 		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonQuota, "tenant %s has %d keys that work, as many as it may; revoke one", t.ID, working)
+	case t.Events >= MaxEvents:
+		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonQuota, "tenant %s has %d events, as many as it may: no more keys are created, those that are can be revoked",
+			t.ID, MaxEvents)
 	}
 	digest := c.Secret.Digest()
 	e := &eventsv1.KeyCreated{

@@ -133,3 +133,23 @@ func TestScopes(t *testing.T) {
 		require.Error(t, err, "%v", bad)
 	}
 }
+
+// A tenant that makes and revokes keys all day is stopped while its keys can still be revoked.
+func TestATenantsHistoryHasRoomToRevokeItsKeys(t *testing.T) {
+	s, secret := created(t)
+	create := tenant.CreateKey{Secret: tenant.NewSecret(), Scopes: tenant.Files, At: day}
+	s.Events = tenant.MaxEvents - 1
+	_, bodies := do(t, s, day, create)
+	require.Len(t, bodies, 1)
+	s.Events = tenant.MaxEvents
+	_, err := tenant.Decide(s, create)
+	require.True(t, fault.Is(err, fault.ReasonQuota), "%v", err)
+	create.Replaces = secret.ID
+	_, err = tenant.Decide(s, create)
+	require.True(t, fault.Is(err, fault.ReasonQuota), "%v", err)
+	s, _ = do(t, s, day, tenant.RevokeKeys{At: day})
+	k, there := s.Key(secret.ID)
+	require.True(t, there)
+	require.False(t, k.Works(day.Add(time.Second)))
+	require.Equal(t, tenant.MaxEvents+1, s.Events)
+}

@@ -20,6 +20,9 @@ const (
 	// MaxDescription and MaxNote bound texts, in bytes.
 	MaxDescription = 256
 	MaxNote        = 1024
+	// MaxEvents bounds what a tenant may add to an endpoint's history: behind it no Rotate, Replay and Test is accepted, so that there is room for
+	// its end. The log reads no history of more than 100,000.
+	MaxEvents = 50_000
 	// MaxOverlap bounds how long a secret that was replaced still signs.
 	MaxOverlap = 7 * 24 * time.Hour
 )
@@ -50,8 +53,9 @@ type Endpoint struct {
 	// Disabled is why nothing is sent; empty: it is.
 	Disabled string
 	Deleted  bool
-	// Seq is the stream sequence of its last event.
-	Seq uint64
+	// Seq is the stream sequence of its last event, Events how many it has.
+	Seq    uint64
+	Events int
 }
 
 // Exists reports whether it was created and not deleted.
@@ -93,7 +97,7 @@ func Fold(h eventlog.History) Endpoint {
 
 // Evolve is the state behind e. p is left as it is.
 func (p Endpoint) Evolve(e envelope.Recorded) Endpoint {
-	p.Seq = e.Seq
+	p.Seq, p.Events = e.Seq, p.Events+1
 	switch b := e.Body.(type) {
 	case *eventsv1.WebhookCreated:
 		p.URL, p.Description, p.After, p.CreatedAt = b.GetUrl(), b.GetDescription(), b.GetAfterSequence(), e.Time
@@ -210,6 +214,8 @@ func (c Rotate) decide(p Endpoint) ([]proto.Message, error) {
 		return nil, invalid("overlap", "is at most "+MaxOverlap.String())
 	case p.Secrets[0].ID == c.SecretID:
 		return nil, nil
+	case p.Events >= MaxEvents:
+		return nil, tooMany(p.ID)
 	}
 	e := &eventsv1.WebhookRotated{SealedSecret: c.Sealed, SecretId: c.SecretID}
 	if c.PreviousUntil.After(c.At) {
@@ -238,6 +244,8 @@ func (c Replay) decide(p Endpoint) ([]proto.Message, error) {
 		return nil, invalid("from", "is a sequence from 1")
 	case len(c.Note) > MaxNote:
 		return nil, invalid("note", "is too long")
+	case p.Events >= MaxEvents:
+		return nil, tooMany(p.ID)
 	}
 	return one(&eventsv1.WebhookReplayRequested{FromSequence: c.From, Note: c.Note})
 }
@@ -248,6 +256,8 @@ func (Test) decide(p Endpoint) ([]proto.Message, error) {
 		return nil, notFound(p.ID)
 	case !p.Active():
 		return nil, fault.Newf(fault.FailedPrecondition, fault.ReasonIllegalState, "webhook %s is disabled (%s); replay enables it", p.ID, p.Disabled)
+	case p.Events >= MaxEvents:
+		return nil, tooMany(p.ID)
 	}
 	return one(&eventsv1.WebhookTestRequested{})
 }
@@ -270,6 +280,10 @@ func one(m proto.Message) ([]proto.Message, error) { return []proto.Message{m}, 
 
 func invalid(field, what string) error {
 	return fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(map[string]string{field: what})
+}
+
+func tooMany(id string) error {
+	return fault.Newf(fault.ResourceExhausted, fault.ReasonQuota, "webhook %s has %d events, as many as it may: delete it and create another", id, MaxEvents)
 }
 
 func notFound(id string) error {

@@ -232,3 +232,22 @@ func TestACommandIsCarriedOutOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, h.Events, 1)
 }
+
+// Whatever a tenant may repeat is refused before the endpoint's history is full, and its end never is.
+func TestAnEndpointsHistoryHasRoomForItsEnd(t *testing.T) {
+	p, _ := do(t, webhook.Endpoint{Tenant: "acme", ID: "w"}, day, create())
+	for name, c := range map[string]webhook.Command{
+		"rotate": webhook.Rotate{Sealed: []byte("x"), SecretID: "another", At: day}, "replay": webhook.Replay{From: 1}, "test": webhook.Test{},
+	} {
+		p.Events = webhook.MaxEvents - 1
+		_, bodies := do(t, p, day, c)
+		require.Len(t, bodies, 1, name)
+		p.Events = webhook.MaxEvents
+		_, err := webhook.Decide(p, c)
+		require.True(t, fault.Is(err, fault.ReasonQuota), "%s: %v", name, err)
+	}
+	for name, c := range map[string]webhook.Command{"delete": webhook.Delete{}, "disable": webhook.Disable{Reason: "410"}} {
+		_, bodies := do(t, p, day, c)
+		require.Len(t, bodies, 1, name)
+	}
+}
