@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 
@@ -17,6 +18,7 @@ import (
 type NATS struct {
 	Creds string `name:"nats-creds" env:"SANDTRAIL_NATS_CREDS" type:"path" placeholder:"FILE" group:"The log" help:"File with NATS credentials."`
 	Nkey  string `name:"nats-nkey" env:"SANDTRAIL_NATS_NKEY" type:"path" placeholder:"FILE" group:"The log" help:"File with the seed of an nkey."`
+	Token string `name:"nats-token" env:"SANDTRAIL_NATS_TOKEN" type:"path" placeholder:"FILE" group:"The log" help:"File with the token that the NATS server asks for."`
 	CA    string `name:"nats-ca" env:"SANDTRAIL_NATS_CA" type:"path" placeholder:"FILE" group:"The log" help:"File with the certificates that the NATS server's must be signed by; with it the connection is encrypted or there is none."`
 	Cert  string `name:"nats-cert" env:"SANDTRAIL_NATS_CERT" type:"path" placeholder:"FILE" group:"The log" help:"File with the client certificate for the NATS server; needs the key too."`
 	Key   string `name:"nats-key" env:"SANDTRAIL_NATS_KEY" type:"path" placeholder:"FILE" group:"The log" help:"File with the key of the client certificate."`
@@ -26,8 +28,14 @@ type NATS struct {
 // Validate reports every mistake at once; that the files can be read is part of it.
 func (n NATS) Validate() error {
 	var errs []error
-	if n.Creds != "" && n.Nkey != "" {
-		errs = append(errs, errors.New("--nats-creds, --nats-nkey: only one of them can prove who this is"))
+	proofs := 0
+	for _, path := range []string{n.Creds, n.Nkey, n.Token} {
+		if path != "" {
+			proofs++
+		}
+	}
+	if proofs > 1 {
+		errs = append(errs, errors.New("--nats-creds, --nats-nkey, --nats-token: only one of them can prove who this is"))
 	}
 	if (n.Cert == "") != (n.Key == "") {
 		errs = append(errs, errors.New("--nats-cert, --nats-key: each needs the other"))
@@ -36,7 +44,7 @@ func (n NATS) Validate() error {
 		errs = append(errs, fmt.Errorf("--nats-inbox: %q is not 1 to 64 of A-Z a-z 0-9 _ -", n.Inbox))
 	}
 	for _, f := range []struct{ flag, path string }{
-		{"nats-creds", n.Creds}, {"nats-nkey", n.Nkey}, {"nats-ca", n.CA}, {"nats-cert", n.Cert}, {"nats-key", n.Key},
+		{"nats-creds", n.Creds}, {"nats-nkey", n.Nkey}, {"nats-token", n.Token}, {"nats-ca", n.CA}, {"nats-cert", n.Cert}, {"nats-key", n.Key},
 	} {
 		if f.path == "" {
 			continue
@@ -51,7 +59,7 @@ func (n NATS) Validate() error {
 }
 
 // Options for a connection of a role, by name the one whose inbox is used where none is set. They hold for connections made anew too; an
-// nkey and certificates are read now.
+// nkey and certificates are read now, a token for each connection.
 func (n NATS) Options(role string) ([]nats.Option, error) {
 	inbox := n.Inbox
 	if inbox == "" {
@@ -69,6 +77,9 @@ func (n NATS) Options(role string) ([]nats.Option, error) {
 		}
 		options = append(options, o)
 	}
+	if n.Token != "" {
+		options = append(options, nats.TokenHandler(n.token))
+	}
 	if n.CA != "" {
 		options = append(options, nats.RootCAs(n.CA))
 	}
@@ -76,4 +87,13 @@ func (n NATS) Options(role string) ([]nats.Option, error) {
 		options = append(options, nats.ClientCert(n.Cert, n.Key))
 	}
 	return options, nil
+}
+
+// token is what the file holds now; one that cannot be read proves nothing, which the server says.
+func (n NATS) token() string {
+	data, err := os.ReadFile(n.Token)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
 }

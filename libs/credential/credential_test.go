@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/credential"
 	"github.com/sandtrail/sandtrail/libs/natsserver"
+	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/permission"
 )
 
@@ -27,6 +28,8 @@ func TestEachMistakeIsToldAndNoSecretIs(t *testing.T) {
 	file, absent := write(t, secret), filepath.Join(t.TempDir(), "absent")
 	for want, n := range map[string]credential.NATS{
 		"only one of them": {Creds: file, Nkey: file},
+		"--nats-token: on": {Nkey: file, Token: file},
+		"--nats-token: op": {Token: absent},
 		"needs the other":  {Cert: file},
 		"--nats-inbox":     {Inbox: "a.>"},
 		"--nats-ca":        {CA: absent},
@@ -74,4 +77,17 @@ func TestASeedLetsItsRoleInUnderItsOwnInbox(t *testing.T) {
 	require.NoError(t, err)
 	_, err = nats.Connect(s.URL(), options...)
 	require.Error(t, err)
+}
+
+func TestATokenIsReadForEachConnection(t *testing.T) {
+	s := natstest.Configured(t, `authorization { token: "one for all" }`)
+	file := write(t, "another\n")
+	options, err := credential.NATS{Token: file}.Options("exec")
+	require.NoError(t, err)
+	_, err = nats.Connect(s.ClientURL(), options...)
+	require.ErrorIs(t, err, nats.ErrAuthorization)
+	require.NoError(t, os.WriteFile(file, []byte("one for all\n"), 0o600))
+	nc, err := nats.Connect(s.ClientURL(), options...)
+	require.NoError(t, err)
+	nc.Close()
 }

@@ -45,17 +45,28 @@ func userList(users []User) (string, error) {
 	var out strings.Builder
 	out.WriteString("  users = [\n")
 	for _, u := range users {
-		if !ValidNkey(u.Nkey) && !variable(u.Nkey) {
-			return "", errors.New("an nkey is neither the public key of a user nor a variable")
+		one, err := Entry(u)
+		if err != nil {
+			return "", err
 		}
-		fmt.Fprintf(&out, "    {\n      nkey: %s\n      permissions: {\n        publish: {\n", u.Nkey)
-		list(&out, "allow", u.Publish)
-		list(&out, "deny", u.Deny)
-		out.WriteString("        }\n        subscribe: {\n")
-		list(&out, "allow", u.Subscribe)
-		out.WriteString("        }\n      }\n    }\n")
+		out.WriteString(one)
 	}
 	out.WriteString("  ]\n")
+	return out.String(), nil
+}
+
+// Entry renders one user as an entry of a list of users.
+func Entry(u User) (string, error) {
+	if !ValidNkey(u.Nkey) && !variable(u.Nkey) {
+		return "", errors.New("an nkey is neither the public key of a user nor a variable")
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "    {\n      nkey: %s\n      permissions: {\n        publish: {\n", u.Nkey)
+	list(&out, "allow", u.Publish)
+	list(&out, "deny", u.Deny)
+	out.WriteString("        }\n        subscribe: {\n")
+	list(&out, "allow", u.Subscribe)
+	out.WriteString("        }\n      }\n    }\n")
 	return out.String(), nil
 }
 

@@ -29,6 +29,9 @@ const (
 	Operator Role = "operator"
 	// Provisioner makes streams, buckets and consumers and reads nothing.
 	Provisioner Role = "provisioner"
+	// Host is Worker and Exec of one worker in one process (sandtrail worker), which also makes the worker's own consumers. An installation
+	// has one for each host that joins it, so it is none of Roles.
+	Host Role = "host"
 )
 
 // Roles are all roles, in the order of their rendering.
@@ -44,10 +47,10 @@ type Rules struct {
 	Publish, Deny, Subscribe []string
 }
 
-// Of gives the rules of a role. worker is the name of the worker that Worker and Exec belong to, or that Provisioner makes consumers for;
-// the others know none.
+// Of gives the rules of a role. worker is the name of the worker that Worker, Exec and Host belong to, or that Provisioner makes consumers
+// for; the others know none.
 func Of(r Role, worker string) (Rules, error) {
-	needs := r == Worker || r == Exec || r == Provisioner
+	needs := r == Worker || r == Exec || r == Provisioner || r == Host
 	if needs && !subject.ValidToken(worker) {
 		return Rules{}, fmt.Errorf("rules of %s: %q is not a worker name: 1 to 64 of A-Z a-z 0-9 _ -", r, worker)
 	}
@@ -63,6 +66,14 @@ func Of(r Role, worker string) (Rules, error) {
 		hostWorker(b, worker)
 	case Exec:
 		exec(b, worker)
+	case Host:
+		hostWorker(b, worker)
+		exec(b, worker)
+		// With the filter in the subject: the server holds a request to it, so that nobody else's commands come by it.
+		b.publish(
+			api("CONSUMER.CREATE."+topology.StreamCommands+"."+topology.ConsumerWorker(worker)+"."+subject.WorkerCommands(worker)),
+			api("CONSUMER.CREATE."+topology.StreamCommands+"."+topology.ConsumerExec(worker)+"."+subject.ExecCommands(worker)),
+		)
 	case Usage:
 		usage(b)
 	case GC:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
@@ -245,4 +246,61 @@ func TestAuthorizationTakesKeysAndVariablesOnly(t *testing.T) {
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), string(secret))
 	}
+}
+
+func TestAHostMakesItsOwnConsumersAndNobodyElses(t *testing.T) {
+	pair, err := nkeys.CreateUser()
+	require.NoError(t, err)
+	public, err := pair.PublicKey()
+	require.NoError(t, err)
+	rules, err := permission.Of(permission.Host, worker)
+	require.NoError(t, err)
+	for _, r := range roles(host, exec) {
+		part, err := permission.Of(r, worker)
+		require.NoError(t, err)
+		for _, s := range slices.Concat(part.Publish, part.Subscribe) {
+			if !strings.HasPrefix(s, permission.Inbox(r)) {
+				require.Contains(t, slices.Concat(rules.Publish, rules.Subscribe), s, "%s of %s", s, r)
+			}
+		}
+	}
+	everything := permission.Rules{Publish: []string{">"}, Subscribe: []string{">"}}
+	other, err := nkeys.CreateUser()
+	require.NoError(t, err)
+	all, err := other.PublicKey()
+	require.NoError(t, err)
+	text, err := permission.Authorization(permission.User{Nkey: public, Rules: rules}, permission.User{Nkey: all, Rules: everything})
+	require.NoError(t, err)
+	s := natstest.Configured(t, text)
+	connect := func(pair nkeys.KeyPair, public string) jetstream.JetStream {
+		nc, err := nats.Connect(s.ClientURL(), nats.Nkey(public, pair.Sign), nats.CustomInboxPrefix(permission.Inbox(permission.Host)),
+			nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		require.NoError(t, err)
+		t.Cleanup(nc.Close)
+		js, err := jetstream.New(nc)
+		require.NoError(t, err)
+		return js
+	}
+	require.NoError(t, topology.Ensure(t.Context(), connect(other, all), topology.Options{}))
+
+	js := connect(pair, public)
+	require.NoError(t, topology.Ensure(t.Context(), js, topology.Options{Given: true}))
+	require.NoError(t, topology.EnsureWorker(t.Context(), js, worker, topology.Options{}))
+	c, err := js.Consumer(t.Context(), topology.StreamCommands, topology.ConsumerExec(worker))
+	require.NoError(t, err)
+	require.Equal(t, subject.ExecCommands(worker), c.CachedInfo().Config.FilterSubject)
+
+	// What it may not make is what brings it others' commands: their consumers, and its own with another filter.
+	for _, a := range []act{
+		{subject: "$JS.API.CONSUMER.CREATE.CMD." + topology.ConsumerExec(another) + "." + subject.ExecCommands(another)},
+		{subject: "$JS.API.CONSUMER.CREATE.CMD." + topology.ConsumerExec(worker) + "." + subject.ExecCommands(another)},
+		{subject: "$JS.API.CONSUMER.CREATE.CMD." + topology.ConsumerExec(worker)},
+		{subject: "$KV." + topology.BucketWorker + "." + another},
+		{subject: subject.SandboxCommand("acme", "s")},
+		{subject: subject.FilesOf(another), subscribe: true},
+	} {
+		require.True(t, refused(t, js.Conn(), a), a.subject)
+	}
+	_, err = permission.Of(permission.Host, "a.b")
+	require.Error(t, err)
 }

@@ -251,7 +251,14 @@ func capacity(cfg Config) (cpuMillis, memoryBytes uint64, err error) {
 	if err := unix.Sysinfo(&info); err != nil {
 		return 0, 0, fmt.Errorf("read the size of memory: %w", err)
 	}
-	return uint64(goruntime.NumCPU()) * 1000, info.Totalram * uint64(info.Unit), nil //nolint:gosec // not negative
+	cpuMillis, memoryBytes = uint64(goruntime.NumCPU())*1000, info.Totalram*uint64(info.Unit) //nolint:gosec // not negative
+	if cfg.WorkerCPUMillis > 0 {
+		cpuMillis = min(cpuMillis, cfg.WorkerCPUMillis)
+	}
+	if cfg.WorkerMemoryBytes > 0 {
+		memoryBytes = min(memoryBytes, cfg.WorkerMemoryBytes)
+	}
+	return cpuMillis, memoryBytes, nil
 }
 
 // Run works until ctx ends or a role cannot go on, once. Commands under way are left to be repeated; sandboxes go on.

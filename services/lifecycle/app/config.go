@@ -43,6 +43,9 @@ type Config struct {
 	Warm WarmConfig
 	// MaxSandboxes on this worker: 200, at most 1,500.
 	MaxSandboxes int
+	// WorkerCPUMillis and WorkerMemoryBytes are the most that one sandbox may have on this worker: what its host has, and no more than that
+	// (driver gvisor).
+	WorkerCPUMillis, WorkerMemoryBytes uint64
 	// Quotas of tenants that have none of their own; without any nothing is bounded. MaxPerTenant is another way to say that of sandboxes.
 	Quotas       tenant.Quotas
 	MaxPerTenant int

@@ -17,8 +17,11 @@ import (
 	"github.com/sandtrail/sandtrail/libs/permission"
 )
 
-// Worker is the name of the worker that Processes and Guarded start.
-const Worker = "local"
+// Worker is the name of the worker that Processes and Guarded start, Joiner that of one that a guarded server lets in beside it.
+const (
+	Worker = "local"
+	Joiner = "joiner"
+)
 
 // guard is a NATS server that lets each service do what its role may.
 type guard struct {
@@ -38,8 +41,12 @@ func Guarded(t *testing.T, extra ...Extra) (s *Stack, refused func() []string) {
 	t.Helper()
 	g := &guard{dir: t.TempDir()}
 	g.log = slog.New(slog.NewTextHandler(g, nil))
-	for _, r := range permission.Roles() {
-		rules, err := permission.Of(r, Worker)
+	for _, r := range append(permission.Roles(), permission.Host) {
+		of := Worker
+		if r == permission.Host {
+			of = Joiner
+		}
+		rules, err := permission.Of(r, of)
 		require.NoError(t, err)
 		pair, public := g.key(t)
 		seed, err := pair.Seed()
@@ -51,7 +58,9 @@ func Guarded(t *testing.T, extra ...Extra) (s *Stack, refused func() []string) {
 	everything := permission.Rules{Publish: []string{">"}, Subscribe: []string{">"}}
 	g.users = append(g.users, permission.User{Nkey: public, Rules: everything})
 	g.all = []nats.Option{nats.Nkey(public, pair.Sign)}
-	return processes(t, Bin(t), g, extra...), g.refused
+	s = processes(t, Bin(t), g, extra...)
+	s.joiner = g.seed(permission.Host)
+	return s, g.refused
 }
 
 func (g *guard) key(t *testing.T) (nkeys.KeyPair, string) {

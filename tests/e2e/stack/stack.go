@@ -46,6 +46,8 @@ type Stack struct {
 	t *testing.T
 	// proof is how the test's own connection proves who it is.
 	proof []nats.Option
+	// joiner is the file with the seed of Joiner's nkey; empty where the server lets everybody in.
+	joiner string
 	procs map[string]*process
 	// start starts the `up` of a directory of binaries; bin is where it was taken from last.
 	start func(bin string)

@@ -28,6 +28,7 @@ type Root struct {
 	Up     up.Up     `cmd:"" group:"Server" help:"Run everything on this host: log, services, sandboxes, usage rows."`
 	Down   up.Down   `cmd:"" group:"Server" help:"End every sandbox of a state that no up serves."`
 	Doctor up.Doctor `cmd:"" group:"Server" help:"Say what this host can do, and how to fix what it lacks."`
+	Worker Worker    `cmd:"" group:"Server" help:"Run sandboxes on this host for a fleet whose log is on another one."`
 
 	Create   Create   `cmd:"" group:"Sandboxes" help:"Create a sandbox and print its id."`
 	Ls       Ls       `cmd:"" group:"Sandboxes" help:"List sandboxes, newest first."`

@@ -1,4 +1,5 @@
-// Package up runs all of Sandtrail in one process: an embedded NATS server, ClickHouse as a child, and the five services.
+// Package up runs all of Sandtrail in one process: an embedded NATS server, ClickHouse as a child, and the five services. It also runs what
+// one more host needs that joins a fleet.
 package up
 
 import (

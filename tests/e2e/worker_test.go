@@ -1,0 +1,117 @@
+package e2e
+
+import (
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/sandtrail/sandtrail/libs/topology"
+	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	"github.com/sandtrail/sandtrail/tests/e2e/stack"
+)
+
+// waitFor is how long a busy machine may take for what a fleet does within seconds.
+const waitFor = 2 * time.Minute
+
+// heard waits until a worker is in a state.
+func heard(t *testing.T, s *stack.Stack, worker, state string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		code, p := s.Named(t, http.MethodGet, "/poders/"+worker, nil)
+		return code == http.StatusOK && p["state"] == state
+	}, waitFor, 100*time.Millisecond, "%s is not %s\n%s", worker, state, s.Log(worker))
+}
+
+// named makes a named sandbox and waits until it runs.
+func named(t *testing.T, s *stack.Stack, path string, body map[string]any) map[string]any {
+	t.Helper()
+	_, made := s.Named(t, http.MethodPost, path, body)
+	if box, ok := made["sandbox"].(map[string]any); ok {
+		made = box
+	}
+	require.Equal(t, "RUNNING", made["state"], "%v", made)
+	return made
+}
+
+// said runs code in a named sandbox and gives what it printed.
+func said(t *testing.T, s *stack.Stack, name, code string) string {
+	t.Helper()
+	status, ran := s.Named(t, http.MethodPost, "/sandboxes/execute?sandbox="+name, map[string]any{"language": "bash", "code": code})
+	require.Equal(t, http.StatusOK, status, "%v", ran)
+	require.Zero(t, ran["exit_code"], "%v", ran)
+	out, _ := ran["stdout"].(string)
+	return out
+}
+
+func TestAWorkerJoinsAndRunsWhatIsPlacedOnIt(t *testing.T) {
+	needsHost(t)
+	s := stack.Up(t)
+	state := s.Join(t, "second", nil, "--region", "north", "--max-sandboxes", "2")
+	heard(t, s, "second", "ONLINE")
+	_, p := s.Named(t, http.MethodGet, "/poders/second", nil)
+	require.Equal(t, "north", p["region"])
+	require.EqualValues(t, 2, p["resources"].(map[string]any)["max_containers"])
+
+	byName := named(t, s, "/poders/second/sandboxes", map[string]any{"name": "by-name"})
+	byRegion := named(t, s, "/sandboxes", map[string]any{"name": "by-region", "region": "north"})
+	elsewhere := named(t, s, "/poders/local/sandboxes", map[string]any{"name": "elsewhere"})
+	require.Equal(t, []any{"second", "second", "local"}, []any{byName["poder_id"], byRegion["poder_id"], elsewhere["poder_id"]})
+	require.Equal(t, "42\n", said(t, s, "by-name", "echo $((6*7)) | tee /workspace/kept"))
+	require.DirExists(t, filepath.Join(state, "sandboxes", byName["id"].(string)), "it runs there")
+	require.NoDirExists(t, filepath.Join(s.State, "sandboxes", byName["id"].(string)))
+	code, full := s.Named(t, http.MethodPost, "/sandboxes", map[string]any{"name": "one-more", "region": "north"})
+	require.GreaterOrEqual(t, code, 400, "%v", full)
+
+	// A worker that is replaced finds what its programs did meanwhile.
+	left := s.Begin(t, 1, counting(byName["id"].(string), 400, 10*time.Millisecond))
+	s.Interrupt("second")
+	s.Rejoin("second")
+	s.Finish(t, &left)
+	require.Zero(t, left.Completed.GetExitCode())
+	require.Equal(t, 400, strings.Count(string(left.Stdout), "\n"))
+	require.Equal(t, "42\n", said(t, s, "by-name", "cat /workspace/kept"))
+
+	// Two on one state would both act on its sandboxes.
+	out, err := s.Sandtrail("worker", "--name", "second", "--nats", s.NATS, "--state", state, "--seal-key-file", s.SealKey())
+	require.Error(t, err)
+	require.Contains(t, out, "another sandtrail serves "+state)
+}
+
+func TestAWorkerThatJoinsWithItsOwnKeyIsRefusedNothing(t *testing.T) {
+	needsHost(t)
+	s, refused := stack.Guarded(t)
+	t.Cleanup(func() { require.Empty(t, refused()) })
+	s.Join(t, stack.Joiner, nil)
+	require.Eventually(t, func() bool {
+		kv, err := s.JS.KeyValue(t.Context(), topology.BucketWorker)
+		if err != nil {
+			return false
+		}
+		_, err = kv.Get(t.Context(), stack.Joiner)
+		return err == nil
+	}, waitFor, 100*time.Millisecond)
+	// The worker with fewer sandboxes is taken: one of three is the joiner's.
+	on := map[string]string{}
+	for range 3 {
+		id := s.Ready(t)
+		on[s.Describe(t, id).GetDetail().GetWorker()] = id
+	}
+	id := on[stack.Joiner]
+	require.NotEmpty(t, id, "%v", on)
+	run := s.Sh(t, id, "echo out; echo err >&2; exit 3")
+	require.Equal(t, int32(3), run.Completed.GetExitCode())
+	_, err := s.API.WriteFile(metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "one"), &computev1.WriteFileRequest{SandboxId: id, Path: "note", Data: []byte("kept")})
+	require.NoError(t, err)
+	require.Equal(t, run.ID, s.Usage(t, run.ID).GetExecId())
+	left := s.Begin(t, 1, counting(id, 300, 10*time.Millisecond))
+	s.Interrupt(stack.Joiner)
+	s.Rejoin(stack.Joiner)
+	s.Finish(t, &left)
+	require.Equal(t, 300, strings.Count(string(left.Stdout), "\n"))
+	s.Destroy(t, id)
+}
