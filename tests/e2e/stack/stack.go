@@ -48,7 +48,7 @@ type Stack struct {
 	proof []nats.Option
 	// joiner is the file with the seed of Joiner's nkey; empty where the server lets everybody in.
 	joiner string
-	procs map[string]*process
+	procs  map[string]*process
 	// start starts the `up` of a directory of binaries; bin is where it was taken from last.
 	start func(bin string)
 	bin   string
