@@ -153,6 +153,13 @@ var catalog = []Entry{
 		"there is no such worker, or it was not heard of for a minute", "list them",
 	},
 	{
+		ReasonWorkerOffline,
+		[]Code{Unavailable},
+		RetryLater,
+		"the worker of the sandbox has missed three heartbeats: nobody can tell what becomes of the sandbox there. It is as it was once its worker is heard of again",
+		"wait, or have the operator look after the worker",
+	},
+	{
 		ReasonExecNotFound,
 		[]Code{NotFound},
 		RetryNever,

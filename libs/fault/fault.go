@@ -41,6 +41,7 @@ const (
 	ReasonNameTaken          Reason = "name_taken"
 	ReasonJobNotFound        Reason = "job_not_found"
 	ReasonWorkerNotFound     Reason = "worker_not_found"
+	ReasonWorkerOffline      Reason = "worker_offline"
 	ReasonExecNotFound       Reason = "exec_not_found"
 	ReasonExecLost           Reason = "exec_lost"
 	ReasonExecExists         Reason = "exec_exists"

@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"bytes"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,10 +24,15 @@ const waitFor = 2 * time.Minute
 // heard waits until a worker is in a state.
 func heard(t *testing.T, s *stack.Stack, worker, state string) {
 	t.Helper()
+	defer func() {
+		if t.Failed() {
+			t.Log(worker, "printed:\n", s.Log(worker))
+		}
+	}()
 	require.Eventually(t, func() bool {
 		code, p := s.Named(t, http.MethodGet, "/poders/"+worker, nil)
 		return code == http.StatusOK && p["state"] == state
-	}, waitFor, 100*time.Millisecond, "%s is not %s\n%s", worker, state, s.Log(worker))
+	}, waitFor, 100*time.Millisecond, "%s is not %s", worker, state)
 }
 
 // named makes a named sandbox and waits until it runs.
@@ -114,4 +122,59 @@ func TestAWorkerThatJoinsWithItsOwnKeyIsRefusedNothing(t *testing.T) {
 	s.Finish(t, &left)
 	require.Equal(t, 300, strings.Count(string(left.Stdout), "\n"))
 	s.Destroy(t, id)
+}
+
+func TestWorkersThatVanishAreOfflineAndTheirSandboxesComeBackWhole(t *testing.T) {
+	needsHost(t)
+	s := stack.Up(t)
+	const lines = 2000
+	fleet := []string{"cut", "killed", "held", "well"}
+	nets, boxes, running := map[string]*stack.Net{}, map[string]string{}, map[string]*stack.Result{}
+	for _, w := range fleet {
+		nets[w] = s.Network(t)
+		s.Join(t, w, nets[w])
+	}
+	for _, w := range fleet {
+		heard(t, s, w, "ONLINE")
+		box := named(t, s, "/poders/"+w+"/sandboxes", map[string]any{"name": w})
+		boxes[w] = box["id"].(string)
+		said(t, s, w, "echo "+w+" > /workspace/kept")
+		r := s.Begin(t, 1, counting(boxes[w], lines, 20*time.Millisecond))
+		running[w] = &r
+	}
+
+	nets["cut"].Cut()
+	s.Kill("killed")
+	s.Signal("held", syscall.SIGSTOP)
+	for _, w := range fleet[:3] {
+		heard(t, s, w, "OFFLINE")
+		_, box := s.Named(t, http.MethodGet, "/sandboxes/"+w, nil)
+		require.Equal(t, []any{"ERROR", "worker_offline"}, []any{box["state"], box["reason"]}, w)
+		require.Contains(t, box["error_message"], "worker "+w+" was heard of last at")
+		code, refused := s.Named(t, http.MethodPost, "/poders/"+w+"/sandboxes", map[string]any{"name": "more-" + w})
+		require.GreaterOrEqual(t, code, 400, "%v", refused)
+	}
+	_, box := s.Named(t, http.MethodGet, "/sandboxes/well", nil)
+	require.Equal(t, "RUNNING", box["state"])
+
+	nets["cut"].Heal()
+	s.Rejoin("killed")
+	s.Signal("held", syscall.SIGCONT)
+	for _, w := range fleet {
+		heard(t, s, w, "ONLINE")
+		_, box := s.Named(t, http.MethodGet, "/sandboxes/"+w, nil)
+		require.Equal(t, []any{"RUNNING", nil, boxes[w]}, []any{box["state"], box["reason"], box["id"]}, w)
+		s.Finish(t, running[w])
+		require.Zero(t, running[w].Completed.GetExitCode(), w)
+		require.Empty(t, running[w].Gaps, w)
+		require.Equal(t, lines, bytes.Count(running[w].Stdout, []byte("\n")), w)
+		require.Equal(t, lines, bytes.Count(running[w].Stderr, []byte("\n")), w)
+		require.Equal(t, w+"\n", said(t, s, w, "cat /workspace/kept"))
+		require.Equal(t, []string{"SandboxRequested", "SandboxStarting", "SandboxReady"}, sampleless(s.SandboxEvents(t, boxes[w])), "nothing happened to it")
+	}
+}
+
+// sampleless are events without those that only say what was used.
+func sampleless(events []string) []string {
+	return slices.DeleteFunc(events, func(e string) bool { return strings.Contains(e, "Usage") || strings.Contains(e, "Sampled") })
 }

@@ -24,9 +24,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
+	"github.com/sandtrail/sandtrail/libs/topology"
+	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	commonv1 "github.com/sandtrail/sandtrail/proto/gen/go/common/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/app"
@@ -80,10 +84,22 @@ func newWorld(t testing.TB, keys map[string]string, change ...func(*app.Config))
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(w.keys, data, 0o600))
 	}
+	w.beat(natstest.Worker, time.Now().Add(time.Hour)) // one that is heard of for as long as the test takes
 	w.peer = newPeer(w)
 	w.app, w.conn = w.gateway(w.connect(), change...)
 	w.ComputeServiceClient = computev1.NewComputeServiceClient(w.conn)
 	return w
+}
+
+// beat stores a heartbeat of a worker, as of then.
+func (w *world) beat(worker string, then time.Time) {
+	w.t.Helper()
+	kv, err := w.JS.KeyValue(w.t.Context(), topology.BucketWorker)
+	require.NoError(w.t, err)
+	data, err := proto.Marshal(&commandsv1.WorkerStatus{Worker: worker, Driver: "gvisor", Time: timestamppb.New(then), MaxSandboxes: 9})
+	require.NoError(w.t, err)
+	_, err = kv.Put(w.t.Context(), worker, data)
+	require.NoError(w.t, err)
 }
 
 // connect is a further connection to NATS that ends with the test.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,18 +21,18 @@ func (s *Stack) SealKey() string {
 	return filepath.Join(s.State, "keys", "seal.key")
 }
 
-// Join starts `sandtrail worker` of a name beside the stack, on a state of its own, and returns that once the worker serves. wrap is what
-// stands before the program on its command line. All sandboxes are ended with the test, before it.
-func (s *Stack) Join(t *testing.T, name string, wrap []string, flags ...string) (state string) {
+// Join starts `sandtrail worker` of a name beside the stack, on a state of its own, and returns that. in is the network that it is in, nil for
+// that of the host, from where it is waited until it serves. All sandboxes are ended with the test, before it.
+func (s *Stack) Join(t *testing.T, name string, in *Net, flags ...string) (state string) {
 	t.Helper()
 	state = StateDir(t)
-	ops := freePort(t)
-	line := slices.Concat(wrap, []string{
-		filepath.Join(Bin(t), "sandtrail"), "worker", "--name", name, "--state", state, "--seal-key-file", s.SealKey(), "--log-level", "warn",
-	})
-	if len(wrap) == 0 {
-		line = append(line, "--nats", s.NATS, "--ops", ops)
+	ops, line := freePort(t), []string{}
+	url := s.NATS
+	if in != nil {
+		line, url = in.Inside(), in.NATS()
 	}
+	line = append(line, filepath.Join(Bin(t), "sandtrail"), "worker", "--name", name, "--state", state, "--seal-key-file", s.SealKey(),
+		"--log-level", "warn", "--nats", url, "--ops", ops)
 	if s.joiner != "" {
 		line = append(line, "--nats-nkey", s.joiner)
 	}
@@ -42,7 +41,7 @@ func (s *Stack) Join(t *testing.T, name string, wrap []string, flags ...string) 
 		s.destroyAll()
 		s.Interrupt(name)
 	})
-	if len(wrap) == 0 {
+	if in == nil {
 		s.wait(name, func() error { return isReady(ops) })
 	}
 	return state

@@ -40,7 +40,11 @@ func (c *call) change() error {
 	if err != nil {
 		return rename(err)
 	}
-	return c.answer(http.StatusOK, shown(s))
+	out, err := c.seenNow(s)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, out)
 }
 
 // changeable are the fields of a change.

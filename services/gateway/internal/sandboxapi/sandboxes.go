@@ -319,7 +319,11 @@ type sandboxes struct {
 
 // list gives all sandboxes of the tenant that are not gone, newest first. label=NAME=VALUE, state= and name= narrow it.
 func (c *call) list() error {
-	keep, err := c.filter()
+	heard, err := c.use.Hear(c.ctx)
+	if err != nil {
+		return err
+	}
+	keep, err := c.filter(heard)
 	if err != nil {
 		return err
 	}
@@ -333,7 +337,10 @@ func (c *call) list() error {
 			out.Truncated = true
 			break
 		}
-		out.Sandboxes = append(out.Sandboxes, shown(sandbox.FromView(v)))
+		out.Sandboxes = append(out.Sandboxes, seen(sandbox.FromView(v), heard))
+	}
+	if err := heard.Err(); err != nil {
+		return err
 	}
 	return c.answer(http.StatusOK, out)
 }
@@ -341,7 +348,7 @@ func (c *call) list() error {
 // maxFilters bounds the labels of one question.
 const maxFilters = 32
 
-func (c *call) filter() (func(*commandsv1.SandboxView) bool, error) {
+func (c *call) filter(heard *usecase.Hearing) (func(*commandsv1.SandboxView) bool, error) {
 	query := c.r.URL.Query()
 	labels := map[string]string{}
 	for i, l := range query["label"] {
@@ -359,7 +366,7 @@ func (c *call) filter() (func(*commandsv1.SandboxView) bool, error) {
 	}
 	name := query.Get("name")
 	return func(v *commandsv1.SandboxView) bool {
-		now := state(v.GetState())
+		now, _, _ := stateOf(v.GetState(), v.GetWorker(), heard)
 		if len(states) == 0 && now == stateTerminated || len(states) > 0 && !slices.Contains(states, now) {
 			return false
 		}
@@ -384,7 +391,10 @@ func (c *call) get() error {
 	if err != nil {
 		return err
 	}
-	out := shown(l.Sandbox)
+	out, err := c.seenNow(l.Sandbox)
+	if err != nil {
+		return err
+	}
 	last, err := c.use.LastDoing(c.ctx, l.Sandbox)
 	if err != nil {
 		return err

@@ -8,10 +8,8 @@ import (
 
 	"github.com/sandtrail/sandtrail/libs/fault"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
-
-// silence is how old a heartbeat may be before its worker counts as offline: three were missed.
-const silence = 15 * time.Second
 
 // States of a worker in the words of the published API.
 const (
@@ -56,7 +54,7 @@ func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
 		},
 		Usage: inUse{Containers: w.GetSandboxes()}, LastHeartbeat: w.GetTime().AsTime(),
 	}
-	if now.Sub(p.LastHeartbeat) > silence {
+	if now.Sub(p.LastHeartbeat) > usecase.Silence {
 		p.State = offline
 	}
 	return p
@@ -68,11 +66,15 @@ func (c *call) poders() error {
 	if err != nil {
 		return err
 	}
+	now, err := c.use.Now(c.ctx)
+	if err != nil {
+		return err
+	}
 	out := struct {
 		Poders []poder `json:"poders"`
 	}{[]poder{}}
 	for _, w := range all {
-		out.Poders = append(out.Poders, poderOf(w, time.Now()))
+		out.Poders = append(out.Poders, poderOf(w, now))
 	}
 	slices.SortFunc(out.Poders, func(a, b poder) int { return strings.Compare(a.ID, b.ID) })
 	return c.answer(http.StatusOK, out)
@@ -89,7 +91,8 @@ func (c *call) oneWorker() (poder, error) {
 	if i < 0 {
 		return poder{}, fault.Newf(fault.NotFound, fault.ReasonWorkerNotFound, "there is no worker %.64q", id)
 	}
-	return poderOf(all[i], time.Now()), nil
+	now, err := c.use.Now(c.ctx)
+	return poderOf(all[i], now), err
 }
 
 func (c *call) poder() error {

@@ -131,19 +131,7 @@ func (u *UseCases) Workers(ctx context.Context, p principal.Principal) ([]*comma
 	if err := p.Need(scopes.Inspect); err != nil {
 		return nil, err
 	}
-	var all []*commandsv1.WorkerStatus
-	err := directget.Each(ctx, u.js, subject.BucketStream(topology.BucketWorker), subject.BucketKey(topology.BucketWorker, "*"), 1,
-		func(m directget.Message) error {
-			w := &commandsv1.WorkerStatus{}
-			if len(m.Data) > 0 && proto.Unmarshal(m.Data, w) == nil {
-				all = append(all, w)
-			}
-			return nil
-		})
-	if err != nil {
-		return nil, unreachable(err)
-	}
-	return all, nil
+	return u.heartbeats(ctx)
 }
 
 // ForgetWorker takes a worker from the list whose last heartbeat says this time. A newer one stays.

@@ -19,6 +19,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
+	"github.com/sandtrail/sandtrail/libs/logclock"
 	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
@@ -95,6 +96,9 @@ type UseCases struct {
 	allowed *quota.Keys
 	// decisions shares among tenants what decides about their sandboxes.
 	decisions *turns.Turns
+	// clock is the log's, once somebody wanted to know.
+	clockMu sync.Mutex
+	clock   *logclock.Clock
 	// memory is what all streams of events and output hold together.
 	memory *stored.Memory
 }
