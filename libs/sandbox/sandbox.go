@@ -127,18 +127,19 @@ func (s Sandbox) Expired(now time.Time) bool {
 // IdleTimeout is for how long nothing may be done with it before it is to end; 0: for ever.
 func (s Sandbox) IdleTimeout() time.Duration { return millis(s.Limits.GetIdleTimeoutMs()) }
 
-// useShare is the part of its age that the use of a sandbox is recorded for at least. So the events of one that is used all the time grow with the
-// logarithm of its age, by 2,300 for ten times as long, and its history stays one that can be read.
-const useShare = 1000
-
 // UseHolds is for how long, from its moment on, a Use covers all further use: who has said it need not say it again. It is a quarter of the
 // idle timeout, or a thousandth of the sandbox's age where that is more.
 func (s Sandbox) UseHolds(at time.Time) time.Duration {
-	hold := s.IdleTimeout() / 4
+	return max(s.IdleTimeout()/4, s.UseGrain(at))
+}
+
+// UseGrain is how exactly its use is recorded: by a thousandth of its age. So the events of a sandbox that is used all the time grow with the
+// logarithm of its age, by 2,300 for ten times as long, and its history stays one that can be read.
+func (s Sandbox) UseGrain(at time.Time) time.Duration {
 	if s.CreatedAt.IsZero() {
-		return hold
+		return 0
 	}
-	return max(hold, at.Sub(s.CreatedAt)/useShare)
+	return max(0, at.Sub(s.CreatedAt)/1000)
 }
 
 // IdleAt is when it has been idle for its timeout if it is not used any more; zero is never. Only what runs is idle.

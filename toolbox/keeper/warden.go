@@ -34,6 +34,8 @@ const (
 	// idleWork is CPU time that a sentry without commands does not use, lookIdle how long one is not looked at then.
 	idleWork = 500 * time.Microsecond
 	lookIdle = 20 * time.Second
+	// endWait bounds the wait for commands that were killed.
+	endWait = 2 * time.Second
 	// uploadSlack is what a directory entry and a partly used block may add to a written file.
 	fileSlack = 8 << 10
 )
@@ -79,8 +81,15 @@ func (w *warden) look() {
 		w.allowed = used
 	}
 	w.mu.Unlock()
-	if over {
-		w.kill("the workspace is over its size", false)
+	if !over {
+		return
+	}
+	w.kill("the workspace is over its size", false)
+	// What was written until they were gone is nothing that commands after them have done.
+	if used, err := w.space.used(); err == nil {
+		w.mu.Lock()
+		w.used, w.allowed = used, max(w.allowed, used)
+		w.mu.Unlock()
 	}
 }
 
@@ -130,20 +139,31 @@ func (k *Keeper) newWarden() (*warden, error) {
 	return w, nil
 }
 
-// overLimit ends every command, and what they left behind.
+// overLimit ends every command, and what they left behind, and returns when they have ended.
 func (k *Keeper) overLimit(message string, oom bool) {
 	k.log.Warn("commands ended", "cause", message)
 	if oom {
 		k.meter.gauge.killed()
 	}
+	var ending []<-chan struct{}
 	k.mu.Lock()
 	for _, p := range k.execs {
 		p.mu.Lock()
 		p.over, p.tooLarge = message, !oom
 		p.mu.Unlock()
+		ending = append(ending, p.done)
 	}
 	k.mu.Unlock()
 	if err := k.signalAll(syscall.SIGKILL); err != nil {
 		k.log.Error("commands not ended", "error", err)
+		return
+	}
+	late := time.After(endWait)
+	for _, done := range ending {
+		select {
+		case <-done:
+		case <-late:
+			return
+		}
 	}
 }

@@ -244,6 +244,9 @@ func TestHTTPLargeFilesInFlatMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: moves 256 MiB")
 	}
+	if !alone(t) {
+		return
+	}
 	w := newWeb(t)
 	box := w.box()
 	const size = 256 << 20

@@ -355,6 +355,9 @@ func TestLargeFilesOfNamedSandboxesInFlatMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: moves 512 MiB")
 	}
+	if !alone(t) {
+		return
+	}
 	w := newBoxes(t, nil)
 	w.made("demo")
 	const size = 256 << 20

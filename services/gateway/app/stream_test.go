@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -243,6 +244,28 @@ func heap() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// alone runs the test in a process of its own, and true is for that process: what tests before it have left behind is no matter of its memory.
+func alone(t *testing.T) bool {
+	t.Helper()
+	const mark = "SANDTRAIL_TEST_ALONE"
+	if os.Getenv(mark) == t.Name() {
+		return true
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	c := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
+	c.Env = append(os.Environ(), mark+"="+t.Name())
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "--- PASS: "+t.Name()+" ", "%s", out)
+	for line := range strings.Lines(string(out)) {
+		if strings.Contains(line, "peak") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+	return false
 }
 
 // heapPeak is the most heap that was held each time another 16 MiB had been written to it.

@@ -18,12 +18,11 @@ func (r *Reconciler) idle(ctx context.Context, s sandbox.Sandbox, m history.Meta
 	if err != nil {
 		return fmt.Errorf("ask for its execs: %w", err)
 	}
-	var use sandbox.Command = sandbox.Used{At: last}
 	if open {
-		last, use = m.Time, sandbox.Use{At: m.Time}
+		last = m.Time.Add(s.UseGrain(m.Time))
 	}
 	if last.Add(s.IdleTimeout()).After(m.Time) {
-		s, err = history.Record(ctx, r.events, s.Tenant, s.ID, "used", m, func(sandbox.Sandbox) sandbox.Command { return use })
+		s, err = history.Record(ctx, r.events, s.Tenant, s.ID, "used", m, func(sandbox.Sandbox) sandbox.Command { return sandbox.Used{At: last} })
 		if err != nil || !s.Idle(m.Time) {
 			return err
 		}
