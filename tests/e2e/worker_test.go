@@ -59,16 +59,21 @@ func said(t *testing.T, s *stack.Stack, name, code string) string {
 func TestAWorkerJoinsAndRunsWhatIsPlacedOnIt(t *testing.T) {
 	needsHost(t)
 	s := stack.Up(t)
-	state := s.Join(t, "second", nil, "--region", "north", "--max-sandboxes", "2")
+	state := s.Join(t, "second", nil, "--region", "north", "--provider", "cloud", "--label", "disk=fast", "--max-sandboxes", "2")
 	heard(t, s, "second", "ONLINE")
 	_, p := s.Named(t, http.MethodGet, "/poders/second", nil)
-	require.Equal(t, "north", p["region"])
+	require.Equal(t, []any{"north", "cloud", map[string]any{"disk": "fast"}}, []any{p["region"], p["provider_type"], p["labels"]})
 	require.EqualValues(t, 2, p["resources"].(map[string]any)["max_containers"])
 
 	byName := named(t, s, "/poders/second/sandboxes", map[string]any{"name": "by-name"})
-	byRegion := named(t, s, "/sandboxes", map[string]any{"name": "by-region", "region": "north"})
+	byRegion := named(t, s, "/sandboxes", map[string]any{
+		"name": "by-region", "region": "north", "provider_type": "cloud", "worker_labels": map[string]string{"disk": "fast"},
+	})
 	elsewhere := named(t, s, "/poders/local/sandboxes", map[string]any{"name": "elsewhere"})
 	require.Equal(t, []any{"second", "second", "local"}, []any{byName["poder_id"], byRegion["poder_id"], elsewhere["poder_id"]})
+	require.Contains(t, byRegion["placement_reasons"], `local: in region "", not "north"`)
+	_, refused := s.Named(t, http.MethodPost, "/sandboxes", map[string]any{"name": "slow", "worker_labels": map[string]string{"disk": "slow"}})
+	require.Contains(t, refused["message"], `second: its label "disk" is "fast", not "slow"`)
 	require.Equal(t, "42\n", said(t, s, "by-name", "echo $((6*7)) | tee /workspace/kept"))
 	require.DirExists(t, filepath.Join(state, "sandboxes", byName["id"].(string)), "it runs there")
 	require.NoDirExists(t, filepath.Join(s.State, "sandboxes", byName["id"].(string)))

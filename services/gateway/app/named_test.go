@@ -178,7 +178,7 @@ func TestWhatACreateMayNotAskFor(t *testing.T) {
 		`{"name":"-a"}`:  "name must be 1 to 64",
 		`{"name":"` + strings.Repeat("a", 65) + `"}`:    "name must be 1 to 64",
 		`{"name":"execute"}`:                            "name is the name of a route",
-		`{"name":"a","provider_type":"aws"}`:            "provider_type is not served; there is: local",
+		`{"name":"a","provider_type":"a\u0001"}`:        "provider_type must be at most 64 printable ASCII characters",
 		`{"name":"a","cpu_cores":-1}`:                   "cpu_cores must be",
 		`{"name":"a","cpu_cores":1000000}`:              "cpu_cores is over the maximum",
 		`{"name":"a","memory_mb":1}`:                    "memory_mb must be at least",

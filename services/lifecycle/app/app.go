@@ -208,7 +208,7 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 	_, snapshots := driver.(runtime.Snapshotter)
 	a.heartbeat = materialise.Heartbeat{
 		Status: &commandsv1.WorkerStatus{
-			Worker: cfg.Worker, Driver: cfg.DriverName, Region: cfg.Region, CpuMillis: cpu, MemoryBytes: memory,
+			Worker: cfg.Worker, Driver: cfg.DriverName, Region: cfg.Region, Provider: cfg.Provider, Labels: cfg.Labels, Tenants: cfg.Tenants, CpuMillis: cpu, MemoryBytes: memory,
 			MaxSandboxes: uint32(cfg.MaxSandboxes), //nolint:gosec // checked to be small and positive
 			Stops:        stops,
 			Snapshots:    snapshots,

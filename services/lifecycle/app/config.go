@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/sandtrail/sandtrail/libs/quota"
@@ -25,7 +26,12 @@ const (
 type Config struct {
 	// Worker is this host's name: local.
 	Worker string
-	Region string
+	// Region of this host and Provider whose host it is, which creates may ask for: none, and local.
+	Region, Provider string
+	// Labels are what else creates may ask for, as in disk=fast: at most 32, names of 1 to 63 and values of at most 128 bytes.
+	Labels map[string]string
+	// Tenants whose sandboxes are placed here: everybody's.
+	Tenants []string
 	// Roles of this process: scheduler and worker.
 	Roles []string
 	// Shared: several processes have this worker's role, as replicas in front of a cluster. Commands are shared among them; one at a
@@ -136,6 +142,7 @@ func (c Config) Validate() error {
 		}
 	}
 	check(subject.ValidToken(c.Worker), "worker: %q is not a name: 1 to 64 of A-Z a-z 0-9 _ -", c.Worker)
+	errs = append(errs, c.offered()...)
 	for _, r := range c.Roles {
 		check(r == RoleScheduler || r == RoleWorker, "roles: %q is neither %s nor %s", r, RoleScheduler, RoleWorker)
 	}
@@ -168,6 +175,35 @@ func (c Config) Validate() error {
 	check(c.WorkspaceBytes <= c.MaxWorkspaceBytes && c.WorkspaceBytes >= minWorkspaceBytes, "workspace: the default is not between 16 MiB and the maximum")
 	check(c.MaxRuntime < math.MaxInt64/2, "runtime: the maximum is too long")
 	return errors.Join(errs...)
+}
+
+// maxWorkerLabels bounds what every heartbeat carries.
+const maxWorkerLabels = 32
+
+// offered are the mistakes in what creates may ask a worker for.
+func (c Config) offered() (errs []error) {
+	printable := func(s string, most int) bool {
+		return len(s) <= most && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
+	}
+	for name, text := range map[string]string{"region": c.Region, "provider": c.Provider} {
+		if !printable(text, 64) {
+			errs = append(errs, fmt.Errorf("%s: %.80q is not at most 64 printable ASCII characters", name, text))
+		}
+	}
+	if len(c.Labels) > maxWorkerLabels {
+		errs = append(errs, fmt.Errorf("labels: %d are more than %d", len(c.Labels), maxWorkerLabels))
+	}
+	for k, v := range c.Labels {
+		if k == "" || !printable(k, 63) || !printable(v, 128) {
+			errs = append(errs, fmt.Errorf("labels: %.80q is not a name of 1 to 63 and a value of at most 128 printable ASCII characters", k+"="+v))
+		}
+	}
+	for _, t := range c.Tenants {
+		if !subject.ValidTenant(t) {
+			errs = append(errs, fmt.Errorf("tenants: %.80q is not the id of a tenant: 1 to 64 of A-Z a-z 0-9 _ -", t))
+		}
+	}
+	return errs
 }
 
 func (c Config) quotas() tenant.Quotas {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sandtrail/sandtrail/cmd/sandtrail/internal/named"
@@ -108,6 +109,12 @@ func text(m map[string]any, name string) string {
 		return v
 	case float64:
 		return fmt.Sprintf("%g", v)
+	case []any:
+		all := make([]string, len(v))
+		for i, one := range v {
+			all[i] = fmt.Sprint(one)
+		}
+		return strings.Join(all, "; ")
 	default:
 		return fmt.Sprint(v)
 	}

@@ -32,6 +32,15 @@ func (c *Create) createNamed(e *Env) error {
 	if body["labels"], err = labels(c.Label); err != nil {
 		return err
 	}
+	wanted, err := pairs("--worker-label", c.WorkerLabel, func(k string) (string, error) {
+		return "", usagef("--worker-label %s has no value: give NAME=VALUE", k)
+	})
+	if err != nil {
+		return err
+	}
+	if wanted != nil {
+		body["worker_labels"] = wanted
+	}
 	body["env"] = env
 	if c.Image != defaultImage {
 		body["image_id"] = c.Image
@@ -157,7 +166,7 @@ type Get struct {
 // Run shows a sandbox.
 func (g *Get) Run(e *Env) error {
 	return g.shown(e, &g.Format, named.Box(g.Name), []string{
-		"name", "id", "state", "error_message", "poder_id", "region", "provider_type", "instance_type", "image_id", "ip", "arch", "os", "os_version", "owner",
+		"name", "id", "state", "error_message", "poder_id", "placement_reasons", "region", "provider_type", "instance_type", "image_id", "ip", "arch", "os", "os_version", "owner",
 		"ttl_seconds", "idle_timeout_seconds", "expires_at", "created_at", "last_activity", "labels",
 	})
 }
@@ -284,7 +293,7 @@ type PoderGet struct {
 // Run shows a worker.
 func (p *PoderGet) Run(e *Env) error {
 	return p.shown(e, &p.Format, "/api/v1/poders/"+url.PathEscape(p.ID), []string{
-		"id", "state", "region", "provider_type", "resources", "usage", "last_heartbeat",
+		"id", "state", "region", "provider_type", "labels", "resources", "usage", "last_heartbeat",
 	})
 }
 

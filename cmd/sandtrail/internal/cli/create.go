@@ -32,12 +32,13 @@ type Create struct {
 	Wait           bool          `help:"Wait until it is ready."`
 	Timeout        time.Duration `default:"5m" help:"Give up after this long; the sandbox stays."`
 
-	APIURL       string `name:"api-url" placeholder:"URL" group:"With a name" help:"URL of the server; see list."`
-	Region       string `default:"local" placeholder:"NAME" group:"With a name" help:"Region of its worker; local is any."`
-	Provider     string `default:"local" aliases:"provider-type" placeholder:"NAME" group:"With a name" help:"Kind of worker; there is: local."`
-	InstanceType string `placeholder:"NAME" group:"With a name" help:"Recorded, and of no meaning here."`
-	TTL          uint32 `name:"ttl" placeholder:"SECONDS" group:"With a name" help:"How long it may live, from now on."`
-	NoWait       bool   `group:"With a name" help:"Print the job and do not wait until it is up."`
+	APIURL       string   `name:"api-url" placeholder:"URL" group:"With a name" help:"URL of the server; see list."`
+	Region       string   `default:"local" placeholder:"NAME" group:"With a name" help:"Region of its worker; local is any."`
+	Provider     string   `default:"local" aliases:"provider-type" placeholder:"NAME" group:"With a name" help:"Provider of its worker; local is any."`
+	WorkerLabel  []string `placeholder:"NAME=VALUE" sep:"none" group:"With a name" help:"What the labels of its worker must say; may be repeated."`
+	InstanceType string   `placeholder:"NAME" group:"With a name" help:"Recorded, and of no meaning here."`
+	TTL          uint32   `name:"ttl" placeholder:"SECONDS" group:"With a name" help:"How long it may live, from now on."`
+	NoWait       bool     `group:"With a name" help:"Print the job and do not wait until it is up."`
 }
 
 // defaultImage is that of a create that names none.

@@ -17,7 +17,6 @@ import (
 	"github.com/sandtrail/sandtrail/libs/chassis"
 	"github.com/sandtrail/sandtrail/libs/credential"
 	"github.com/sandtrail/sandtrail/libs/permission"
-	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	exec "github.com/sandtrail/sandtrail/services/exec/app"
@@ -31,16 +30,19 @@ type Worker struct {
 	Proof       credential.NATS `embed:""`
 	Provisioned bool            `env:"SANDTRAIL_PROVISIONED" help:"This worker's consumers are made by sandtrail topology ensure --worker: wait for them, make none."`
 
-	Name         string `required:"" env:"SANDTRAIL_WORKER" help:"Its name in the fleet: 1 to 64 of A-Z a-z 0-9 _ -. Give a host the same one each time: its sandboxes are known by it."`
-	Region       string `env:"SANDTRAIL_REGION" help:"Region of this host, which sandboxes may ask for."`
-	State        string `default:"${state}" type:"path" env:"SANDTRAIL_STATE" help:"Directory for all that this worker keeps: sandboxes, workspaces, images. One for each worker."`
-	Cache        string `type:"path" env:"SANDTRAIL_CACHE" help:"Directory for what is fetched or built once: runsc, the default image. Default: sandtrail in the user's cache."`
-	SealKeyFile  string `type:"path" env:"SANDTRAIL_SEAL_KEY_FILE" placeholder:"FILE" help:"File with the key that the gateway encrypts secrets with, a copy of the gateway's; of up it is STATE/keys/seal.key."`
-	Runsc        string `type:"path" env:"SANDTRAIL_RUNSC" placeholder:"FILE" help:"runsc binary to use instead of the one that is fetched."`
-	Toolbox      string `type:"path" env:"SANDTRAIL_TOOLBOX" placeholder:"FILE" help:"toolbox binary to use instead of the one beside this program."`
-	MaxSandboxes int    `default:"200" env:"SANDTRAIL_MAX_SANDBOXES" help:"Sandboxes at once on this host."`
-	MaxCPUMillis uint64 `name:"max-cpu-millis" env:"SANDTRAIL_MAX_CPU_MILLIS" help:"The most millicores that one sandbox may have here. Default: all that the host has."`
-	MaxMemory    uint64 `name:"max-memory-bytes" env:"SANDTRAIL_MAX_MEMORY_BYTES" help:"The most memory that one sandbox may have here. Default: all that the host has."`
+	Name         string            `required:"" env:"SANDTRAIL_WORKER" help:"Its name in the fleet: 1 to 64 of A-Z a-z 0-9 _ -. Give a host the same one each time: its sandboxes are known by it."`
+	Region       string            `env:"SANDTRAIL_REGION" help:"Region of this host, which sandboxes may ask for."`
+	Provider     string            `env:"SANDTRAIL_PROVIDER" help:"Whose host this is, which sandboxes may ask for. Default: local."`
+	Labels       map[string]string `name:"label" placeholder:"NAME=VALUE" help:"What else sandboxes may ask for, such as disk=fast; may be repeated, at most 32."`
+	Tenants      []string          `name:"tenant" placeholder:"ID" help:"Take sandboxes of these tenants only; may be repeated."`
+	State        string            `default:"${state}" type:"path" env:"SANDTRAIL_STATE" help:"Directory for all that this worker keeps: sandboxes, workspaces, images. One for each worker."`
+	Cache        string            `type:"path" env:"SANDTRAIL_CACHE" help:"Directory for what is fetched or built once: runsc, the default image. Default: sandtrail in the user's cache."`
+	SealKeyFile  string            `type:"path" env:"SANDTRAIL_SEAL_KEY_FILE" placeholder:"FILE" help:"File with the key that the gateway encrypts secrets with, a copy of the gateway's; of up it is STATE/keys/seal.key."`
+	Runsc        string            `type:"path" env:"SANDTRAIL_RUNSC" placeholder:"FILE" help:"runsc binary to use instead of the one that is fetched."`
+	Toolbox      string            `type:"path" env:"SANDTRAIL_TOOLBOX" placeholder:"FILE" help:"toolbox binary to use instead of the one beside this program."`
+	MaxSandboxes int               `default:"200" env:"SANDTRAIL_MAX_SANDBOXES" help:"Sandboxes at once on this host."`
+	MaxCPUMillis uint64            `name:"max-cpu-millis" env:"SANDTRAIL_MAX_CPU_MILLIS" help:"The most millicores that one sandbox may have here. Default: all that the host has."`
+	MaxMemory    uint64            `name:"max-memory-bytes" env:"SANDTRAIL_MAX_MEMORY_BYTES" help:"The most memory that one sandbox may have here. Default: all that the host has."`
 
 	Quota         map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own; may be repeated. Give each worker what up, or gateway and lifecycle, were given."`
 	StartDeadline time.Duration     `default:"5m" env:"SANDTRAIL_START_DEADLINE" help:"How long a create may take."`
@@ -92,15 +94,12 @@ func (w *Worker) Mistakes() error {
 			_ = r.Close()
 		}
 	}
-	if w.Region != "" && !subject.ValidToken(w.Region) {
-		errs = append(errs, fmt.Errorf("--region: %q is not 1 to 64 of A-Z a-z 0-9 _ -", w.Region))
-	}
 	return errors.Join(errs...)
 }
 
 func (w *Worker) lifecycleConfig() lifecycle.Config {
 	return lifecycle.Config{
-		Worker: w.Name, Region: w.Region, Roles: []string{lifecycle.RoleWorker}, StateDir: w.State, SealKeyFile: w.SealKeyFile,
+		Worker: w.Name, Region: w.Region, Provider: w.Provider, Labels: w.Labels, Tenants: w.Tenants, Roles: []string{lifecycle.RoleWorker}, StateDir: w.State, SealKeyFile: w.SealKeyFile,
 		MaxSandboxes: w.MaxSandboxes, WorkerCPUMillis: w.MaxCPUMillis, WorkerMemoryBytes: w.MaxMemory, Quotas: tenant.ParseQuotas(w.Quota),
 		StartDeadline: w.StartDeadline, KeepWorkspace: w.KeepWorkspace, OrphanGrace: w.OrphanGrace,
 		Driver: lifecycle.DriverConfig{CacheDir: w.Cache, Runsc: w.Runsc, Toolbox: w.Toolbox, Pool: emptyWorkspaces},

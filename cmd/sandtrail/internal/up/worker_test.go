@@ -16,9 +16,9 @@ func TestAWorkerTellsEveryMistakeAtOnce(t *testing.T) {
 	right := Worker{Name: "w", State: t.TempDir(), SealKeyFile: key, MaxSandboxes: 10}
 	require.NoError(t, right.Mistakes())
 
-	wrong := Worker{Name: "a.b", Region: "not one", SealKeyFile: key + ".absent", Runsc: key + ".absent", MaxSandboxes: -1, Quota: map[string]uint64{"nonsense": 1}}
+	wrong := Worker{Name: "a.b", Region: "not\none", Labels: map[string]string{"": "x"}, Tenants: []string{"a.b"}, SealKeyFile: key + ".absent", Runsc: key + ".absent", MaxSandboxes: -1, Quota: map[string]uint64{"nonsense": 1}}
 	err := wrong.Mistakes()
-	for _, want := range []string{"worker: ", "--region", "--seal-key-file", "--runsc", "max sandboxes", "state directory", "nonsense"} {
+	for _, want := range []string{"worker: ", "region: ", "labels: ", "tenants: ", "--seal-key-file", "--runsc", "max sandboxes", "state directory", "nonsense"} {
 		require.ErrorContains(t, err, want)
 	}
 	require.ErrorContains(t, (&Worker{Name: "w", State: "s"}).Mistakes(), "seal key file: must be set")

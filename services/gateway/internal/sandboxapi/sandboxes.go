@@ -30,7 +30,7 @@ const (
 	stateTerminated = "TERMINATED"
 )
 
-// local is the one provider, and the region that means any.
+// local is the region and the provider that mean any.
 const local = "local"
 
 // reserved are names that paths of the API have already.
@@ -150,6 +150,8 @@ type creation struct {
 	Env          map[string]string `json:"env"`
 	// IdleTimeoutSeconds is for how long nothing may be done with it; 0: for as long as it lives.
 	IdleTimeoutSeconds int64 `json:"idle_timeout_seconds"`
+	// WorkerLabels are what the labels of its worker must say.
+	WorkerLabels map[string]string `json:"worker_labels"`
 }
 
 // created is the answer to a create.
@@ -194,10 +196,10 @@ func (c *call) request(b creation) (*computev1.CreateSandboxRequest, usecase.Wis
 	} else if slices.Contains(reserved, b.Name) {
 		bad["name"] = "is the name of a route; take another"
 	}
-	if b.ProviderType != "" && b.ProviderType != local {
-		bad["provider_type"] = "is not served; there is: " + local
+	if len(b.WorkerLabels) > maxFilters {
+		bad["worker_labels"] = fmt.Sprintf("must be at most %d", maxFilters)
 	}
-	for name, text := range map[string]string{"region": b.Region, "instance_type": b.InstanceType} {
+	for name, text := range map[string]string{"region": b.Region, "instance_type": b.InstanceType, "provider_type": b.ProviderType} {
 		if len(text) > 64 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) {
 			bad[name] = "must be at most 64 printable ASCII characters"
 		}
@@ -244,9 +246,12 @@ func (c *call) request(b creation) (*computev1.CreateSandboxRequest, usecase.Wis
 			bad[name] = what
 		}
 	}
-	w := usecase.Wish{Name: b.Name, Region: b.Region, Provider: b.ProviderType, InstanceType: b.InstanceType}
+	w := usecase.Wish{Name: b.Name, Region: b.Region, Provider: b.ProviderType, InstanceType: b.InstanceType, WorkerLabels: b.WorkerLabels}
 	if b.Region != local {
 		w.InRegion = b.Region
+	}
+	if b.ProviderType != local {
+		w.OnProvider = b.ProviderType
 	}
 	return req, w, invalid(bad)
 }

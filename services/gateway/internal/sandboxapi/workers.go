@@ -26,6 +26,8 @@ type poder struct {
 	Resources     resources `json:"resources"`
 	Usage         inUse     `json:"usage"`
 	LastHeartbeat time.Time `json:"last_heartbeat"`
+	// Labels are what its operator says of it.
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 type resources struct {
@@ -47,7 +49,7 @@ type inUse struct {
 
 func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
 	p := poder{
-		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: local, State: online,
+		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: orElse(w.GetProvider(), local), State: online, Labels: w.GetLabels(),
 		Resources: resources{
 			CPUCores: float64(w.GetCpuMillis()) / 1000, MemoryBytes: w.GetMemoryBytes(), MaxContainers: w.GetMaxSandboxes(),
 			Arch: "amd64", OS: "linux", Driver: w.GetDriver(),

@@ -27,8 +27,9 @@ type Wish struct {
 	Name string
 	// Region, Provider and InstanceType are recorded as they are said.
 	Region, Provider, InstanceType string
-	// InRegion and OnWorker narrow the placement; empty: anywhere.
-	InRegion, OnWorker string
+	// InRegion, OnProvider, OnWorker and WorkerLabels narrow the placement; empty: anywhere.
+	InRegion, OnProvider, OnWorker string
+	WorkerLabels                   map[string]string
 }
 
 // CreateNamed is Create for a sandbox with a name. One that another sandbox of the tenant has is fault.Conflict with ReasonNameTaken.
@@ -45,7 +46,7 @@ func (u *UseCases) CreateNamed(ctx context.Context, p principal.Principal, key s
 		return sandbox.Sandbox{}, err
 	}
 	create.Name, create.AskedRegion, create.Provider, create.InstanceType = w.Name, w.Region, w.Provider, w.InstanceType
-	create.Region, create.Worker = w.InRegion, w.OnWorker
+	create.Region, create.OnProvider, create.Worker, create.WorkerLabels = w.InRegion, w.OnProvider, w.OnWorker, w.WorkerLabels
 	s, err := u.ordered(ctx, p, tenant, "CreateNamedSandbox", key, proto.CloneOf(create), create, req.GetEnvVars())
 	if err == nil && s.Name != w.Name {
 		err = fault.New(fault.Unavailable, fault.ReasonConflict, "the scheduler is older than names; the sandbox "+s.ID+" was made without one").

@@ -20,6 +20,9 @@ type flags struct {
 	chassis.Flags
 	Worker        string            `default:"local" help:"Name of this host; the exec service of the same host has the same."`
 	Region        string            `help:"Region of this host."`
+	Provider      string            `help:"Whose host this is; local unless set."`
+	Label         map[string]string `placeholder:"NAME=VALUE" help:"What else sandboxes may ask for, such as disk=fast; may be repeated, at most 32 (worker role)."`
+	Tenant        []string          `placeholder:"ID" help:"Take sandboxes of these tenants only (worker role)."`
 	Roles         []string          `default:"scheduler,worker" help:"Roles of this process: scheduler, worker."`
 	State         string            `help:"State directory (worker role with the driver gvisor)."`
 	SealKeyFile   string            `help:"File with the key that the gateway encrypts secrets with (worker role)."`
@@ -51,7 +54,7 @@ type flags struct {
 
 func (f flags) config() app.Config {
 	return app.Config{
-		Worker: f.Worker, Region: f.Region, Roles: f.Roles, StateDir: f.State, SealKeyFile: f.SealKeyFile,
+		Worker: f.Worker, Region: f.Region, Provider: f.Provider, Labels: f.Label, Tenants: f.Tenant, Roles: f.Roles, StateDir: f.State, SealKeyFile: f.SealKeyFile,
 		MaxSandboxes: f.MaxSandboxes, MaxPerTenant: f.MaxPerTenant, Quotas: tenant.ParseQuotas(f.Quota), StartDeadline: f.StartDeadline, KeepWorkspace: f.KeepWorkspace, OrphanGrace: f.OrphanGrace,
 		DriverName: f.Driver, Shared: f.Shared,
 		Warm: app.WarmConfig{Max: f.WarmMax, Min: f.WarmMin, HitRate: f.WarmHitRate, Idle: f.WarmIdle, Images: f.WarmImages},

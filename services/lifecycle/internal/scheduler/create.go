@@ -2,10 +2,8 @@ package scheduler
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -75,7 +73,7 @@ func (s *Scheduler) accept(
 	if err := s.quotas.Admit(ctx, cmd.GetTenantId()); err != nil {
 		return sandbox.Sandbox{}, err
 	}
-	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, workspace.GetSizeBytes(), wish{region: c.GetRegion(), worker: c.GetWorker()})
+	placement, err := s.place(ctx, cmd.GetTenantId(), cmd.GetSandboxId(), limits, workspace.GetSizeBytes(), wishOf(c))
 	if err != nil {
 		return sandbox.Sandbox{}, err
 	}
@@ -131,54 +129,6 @@ func (s *Scheduler) record(
 	return s.named(ctx, cmd, name, agg, decide)
 }
 
-// wish is where a caller wants a sandbox; empty: anywhere.
-type wish struct{ region, worker string }
-
-func (w wish) takes(s *commandsv1.WorkerStatus) bool {
-	return (w.region == "" || w.region == s.GetRegion()) && (w.worker == "" || w.worker == s.GetWorker())
-}
-
-func (w wish) String() string {
-	if w.worker != "" {
-		return fmt.Sprintf("worker %.64q", w.worker)
-	}
-	return fmt.Sprintf("region %.64q", w.region)
-}
-
-// place takes the tenant's quota and chooses the worker with the fewest sandboxes among those that fit, of which it takes a place.
-func (s *Scheduler) place(
-	ctx context.Context, tenant, id string, limits *eventsv1.Limits, workspace uint64, where wish,
-) (*eventsv1.Placement, error) {
-	fresh, err := s.awaitWorkers(ctx)
-	if err != nil {
-		return nil, err
-	}
-	wanted := slices.DeleteFunc(slices.Clone(fresh), func(w *commandsv1.WorkerStatus) bool { return !where.takes(w) })
-	if len(wanted) == 0 {
-		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonNoWorker, "none of the %d workers is the one that was asked for: %s", len(fresh), where).
-			WithRetry(5 * time.Second)
-	}
-	fit := slices.DeleteFunc(wanted, func(w *commandsv1.WorkerStatus) bool {
-		return limits.GetMemoryBytes() > w.GetMemoryBytes() || limits.GetCpuMillis() > 0 && uint64(limits.GetCpuMillis()) > w.GetCpuMillis()
-	})
-	if len(fit) == 0 {
-		return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonNoWorker,
-			"none of the %d workers is large enough for %d millicores and %d bytes of memory", len(fresh), limits.GetCpuMillis(), limits.GetMemoryBytes())
-	}
-	quotas, err := s.quotas.Of(ctx, tenant)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.places.Quotas.Take(ctx, tenant, id, sizeOf(limits, workspace), quotas); err != nil {
-		return nil, err
-	}
-	placement, err := s.takeOfWorker(ctx, tenant, id, fit, len(fresh))
-	if err != nil {
-		return nil, errors.Join(err, s.places.Quotas.Undo(ctx, tenant, id))
-	}
-	return placement, err
-}
-
 // sizeOf is what a sandbox takes of its tenant's quotas.
 func sizeOf(l *eventsv1.Limits, workspace uint64) quota.Size {
 	return quota.Size{CPUMillis: uint64(l.GetCpuMillis()), MemoryBytes: l.GetMemoryBytes(), WorkspaceBytes: workspace}
@@ -209,52 +159,6 @@ func (s *Scheduler) awaitWorkers(ctx context.Context) ([]*commandsv1.WorkerStatu
 			}
 			return nil, fault.New(fault.Unavailable, fault.ReasonNoWorker, "no worker is running").WithRetry(5 * time.Second)
 		}
-	}
-}
-
-func (s *Scheduler) takeOfWorker(ctx context.Context, tenant, id string, fit []*commandsv1.WorkerStatus, of int) (*eventsv1.Placement, error) {
-	type candidate struct {
-		*commandsv1.WorkerStatus
-		used int
-	}
-	candidates := make([]candidate, 0, len(fit))
-	for _, w := range fit {
-		holders, err := s.places.Holders(ctx, OfWorker(w.GetWorker()))
-		if err != nil {
-			return nil, err
-		}
-		if _, ok := holders[id]; ok {
-			// An earlier attempt at this very create chose it.
-			return placement(w, len(holders), len(fit), of), nil
-		}
-		candidates = append(candidates, candidate{w, len(holders)})
-	}
-	slices.SortStableFunc(candidates, func(a, b candidate) int { return a.used - b.used })
-	total := 0
-	for _, c := range candidates {
-		err := s.places.Take(ctx, OfWorker(c.GetWorker()), tenant, id, int(c.GetMaxSandboxes()))
-		var full *FullError
-		if errors.As(err, &full) {
-			total += full.Limit
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return placement(c.WorkerStatus, c.used+1, len(fit), of), nil
-	}
-	// Whose sandboxes fill the workers is not for a tenant to know.
-	return nil, fault.Newf(fault.ResourceExhausted, fault.ReasonQuota,
-		"all %d places on %d workers are taken (max_sandboxes); try again when a sandbox has ended", total, len(fit)).WithRetry(10 * time.Second)
-}
-
-func placement(w *commandsv1.WorkerStatus, used, fit, of int) *eventsv1.Placement {
-	return &eventsv1.Placement{
-		Worker: w.GetWorker(), Driver: w.GetDriver(), Region: w.GetRegion(),
-		Reasons: []string{
-			fmt.Sprintf("%d of %d workers fit", fit, of),
-			fmt.Sprintf("fewest sandboxes: %d of %d places with this one", used, w.GetMaxSandboxes()),
-		},
 	}
 }
 

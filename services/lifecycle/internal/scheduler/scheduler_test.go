@@ -236,7 +236,9 @@ func TestTheWorkerWithTheFewestSandboxesThatFitsIsChosen(t *testing.T) {
 	s, err := history.Load(t.Context(), d.log, tenant, id)
 	require.NoError(t, err)
 	require.Equal(t, natstest.Worker, s.Worker)
-	require.Equal(t, []string{"2 of 3 workers fit", "fewest sandboxes: 1 of 10 places with this one"}, s.Requested.GetPlacement().GetReasons())
+	require.Equal(t, []string{
+		"2 of 3 workers fit", "fewest sandboxes: 1 of 10 places with this one", "small: a sandbox may have 1024 bytes of memory there, not 1048576", "full: has 1 sandboxes",
+	}, s.Requested.GetPlacement().GetReasons())
 }
 
 func TestWithoutAWorkerACreateIsRefusedAndMayBeTriedAgain(t *testing.T) {

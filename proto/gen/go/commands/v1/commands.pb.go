@@ -277,14 +277,18 @@ type CreateSandbox struct {
 	Labels    map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// A name that no other sandbox of the tenant has; empty: none.
 	Name string `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`
-	// Region that the worker must be in, empty: any. provider and instance_type are only recorded.
+	// Region that the worker must be in, empty: any. instance_type is only recorded.
 	Region       string `protobuf:"bytes,10,opt,name=region,proto3" json:"region,omitempty"`
 	Provider     string `protobuf:"bytes,11,opt,name=provider,proto3" json:"provider,omitempty"`
 	InstanceType string `protobuf:"bytes,12,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	// The worker to place it on, empty: any.
 	Worker string `protobuf:"bytes,13,opt,name=worker,proto3" json:"worker,omitempty"`
 	// The region as the caller said it.
-	AskedRegion   string `protobuf:"bytes,14,opt,name=asked_region,json=askedRegion,proto3" json:"asked_region,omitempty"`
+	AskedRegion string `protobuf:"bytes,14,opt,name=asked_region,json=askedRegion,proto3" json:"asked_region,omitempty"`
+	// The provider that the worker must be of, empty: any. provider is as the caller said it.
+	OnProvider string `protobuf:"bytes,15,opt,name=on_provider,json=onProvider,proto3" json:"on_provider,omitempty"`
+	// What the worker's labels must say.
+	WorkerLabels  map[string]string `protobuf:"bytes,16,rep,name=worker_labels,json=workerLabels,proto3" json:"worker_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -415,6 +419,20 @@ func (x *CreateSandbox) GetAskedRegion() string {
 		return x.AskedRegion
 	}
 	return ""
+}
+
+func (x *CreateSandbox) GetOnProvider() string {
+	if x != nil {
+		return x.OnProvider
+	}
+	return ""
+}
+
+func (x *CreateSandbox) GetWorkerLabels() map[string]string {
+	if x != nil {
+		return x.WorkerLabels
+	}
+	return nil
 }
 
 type DestroySandbox struct {
@@ -1874,7 +1892,13 @@ type WorkerStatus struct {
 	// Its sandboxes can be stopped and started again.
 	Stops bool `protobuf:"varint,20,opt,name=stops,proto3" json:"stops,omitempty"`
 	// It can make images of its sandboxes.
-	Snapshots     bool `protobuf:"varint,21,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	Snapshots bool `protobuf:"varint,21,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// Whose host it is, as its operator says; empty: local.
+	Provider string `protobuf:"bytes,9,opt,name=provider,proto3" json:"provider,omitempty"`
+	// What its operator says of it, for creates that ask for it.
+	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Whose sandboxes it takes; empty: everybody's.
+	Tenants       []string `protobuf:"bytes,11,rep,name=tenants,proto3" json:"tenants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1977,6 +2001,27 @@ func (x *WorkerStatus) GetSnapshots() bool {
 		return x.Snapshots
 	}
 	return false
+}
+
+func (x *WorkerStatus) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *WorkerStatus) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetTenants() []string {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
 }
 
 // FileCall travels by request on svc.files.<worker>.<tenant>.<sandbox>: a part of at most 512 KiB each, so that it fits
@@ -3510,7 +3555,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
 	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05start\x12D\n" +
 	"\bsnapshot\x18\x16 \x01(\v2&.sandtrail.commands.v1.SnapshotSandboxH\x00R\bsnapshotB\t\n" +
-	"\acommand\"\xb5\x04\n" +
+	"\acommand\"\xf4\x05\n" +
 	"\rCreateSandbox\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x15\n" +
@@ -3528,8 +3573,14 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\bprovider\x18\v \x01(\tR\bprovider\x12#\n" +
 	"\rinstance_type\x18\f \x01(\tR\finstanceType\x12\x16\n" +
 	"\x06worker\x18\r \x01(\tR\x06worker\x12!\n" +
-	"\fasked_region\x18\x0e \x01(\tR\vaskedRegion\x1a9\n" +
+	"\fasked_region\x18\x0e \x01(\tR\vaskedRegion\x12\x1f\n" +
+	"\von_provider\x18\x0f \x01(\tR\n" +
+	"onProvider\x12[\n" +
+	"\rworker_labels\x18\x10 \x03(\v26.sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntryR\fworkerLabels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a?\n" +
+	"\x11WorkerLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"(\n" +
 	"\x0eDestroySandbox\x12\x16\n" +
@@ -3656,7 +3707,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x0efirst_sequence\x18\v \x01(\x04R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\f \x01(\x04R\flastSequence\x12\x16\n" +
 	"\x06digest\x18\r \x01(\fR\x06digest\x12\x16\n" +
-	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xbf\x02\n" +
+	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xf9\x03\n" +
 	"\fWorkerStatus\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -3668,7 +3719,14 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\tsandboxes\x18\a \x01(\rR\tsandboxes\x12#\n" +
 	"\rmax_sandboxes\x18\b \x01(\rR\fmaxSandboxes\x12\x14\n" +
 	"\x05stops\x18\x14 \x01(\bR\x05stops\x12\x1c\n" +
-	"\tsnapshots\x18\x15 \x01(\bR\tsnapshots\"\x92\x05\n" +
+	"\tsnapshots\x18\x15 \x01(\bR\tsnapshots\x12\x1a\n" +
+	"\bprovider\x18\t \x01(\tR\bprovider\x12G\n" +
+	"\x06labels\x18\n" +
+	" \x03(\v2/.sandtrail.commands.v1.WorkerStatus.LabelsEntryR\x06labels\x12\x18\n" +
+	"\atenants\x18\v \x03(\tR\atenants\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x05\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3806,7 +3864,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3851,23 +3909,25 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*UsageReply)(nil),            // 40: sandtrail.commands.v1.UsageReply
 	(*RedriveCall)(nil),           // 41: sandtrail.commands.v1.RedriveCall
 	nil,                           // 42: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 43: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 44: sandtrail.commands.v1.Env.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 46: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 47: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 48: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 49: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 50: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 51: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 52: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 53: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 54: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 55: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 56: compute.v1.UsageRow
+	nil,                           // 43: sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	nil,                           // 44: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 45: sandtrail.commands.v1.Env.VarsEntry
+	nil,                           // 46: sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 48: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 49: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 50: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 51: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 52: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 53: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 54: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 55: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 56: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 57: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 58: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	45, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	47, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
@@ -3876,69 +3936,71 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
 	6,  // 8: sandtrail.commands.v1.SandboxCommand.snapshot:type_name -> sandtrail.commands.v1.SnapshotSandbox
-	46, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	47, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	48, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	49, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
 	42, // 11: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	45, // 12: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	43, // 13: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	44, // 14: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	45, // 15: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	11, // 16: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	12, // 17: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	15, // 18: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	13, // 19: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	14, // 20: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
-	45, // 21: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	17, // 22: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	18, // 23: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	48, // 24: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	49, // 25: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	50, // 26: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	45, // 27: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	45, // 28: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	45, // 29: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	45, // 30: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	51, // 31: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	45, // 32: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	45, // 33: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	52, // 34: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	45, // 35: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	45, // 36: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	45, // 37: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	48, // 38: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	53, // 39: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	54, // 40: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	45, // 41: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	45, // 42: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	45, // 43: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	45, // 44: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	24, // 45: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	25, // 46: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	26, // 47: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	36, // 48: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	27, // 49: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	28, // 50: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	30, // 51: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	31, // 52: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	32, // 53: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
-	29, // 54: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
-	45, // 55: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
-	45, // 56: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
-	55, // 57: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	34, // 58: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
-	35, // 59: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
-	49, // 60: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	38, // 61: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	51, // 62: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	45, // 63: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	45, // 64: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	49, // 65: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	56, // 66: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	67, // [67:67] is the sub-list for method output_type
-	67, // [67:67] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	43, // 12: sandtrail.commands.v1.CreateSandbox.worker_labels:type_name -> sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	47, // 13: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	44, // 14: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	45, // 15: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	47, // 16: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	11, // 17: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	12, // 18: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	15, // 19: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	13, // 20: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	14, // 21: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
+	47, // 22: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	17, // 23: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	18, // 24: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	50, // 25: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	51, // 26: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	52, // 27: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	47, // 28: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	47, // 29: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	47, // 30: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 31: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	53, // 32: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	47, // 33: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	47, // 34: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	54, // 35: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	47, // 36: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	47, // 37: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	47, // 38: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	50, // 39: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	55, // 40: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	56, // 41: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	47, // 42: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	47, // 43: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	47, // 44: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	47, // 45: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	46, // 46: sandtrail.commands.v1.WorkerStatus.labels:type_name -> sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	24, // 47: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	25, // 48: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	26, // 49: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	36, // 50: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	27, // 51: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	28, // 52: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	30, // 53: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	31, // 54: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	32, // 55: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	29, // 56: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
+	47, // 57: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 58: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
+	57, // 59: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	34, // 60: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	35, // 61: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	51, // 62: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	38, // 63: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	53, // 64: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	47, // 65: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 66: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	51, // 67: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	58, // 68: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	69, // [69:69] is the sub-list for method output_type
+	69, // [69:69] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -3990,7 +4052,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
