@@ -153,6 +153,8 @@ func (s *Server) call(ctx context.Context, m *nats.Msg) (*commandsv1.FileReply, 
 		return makeEntry(ctx, tb, call.Make)
 	case *commandsv1.FileCall_Stdin:
 		return stdin(ctx, tb, call.Stdin)
+	case *commandsv1.FileCall_Signal:
+		return signal(ctx, tb, call.Signal)
 	case *commandsv1.FileCall_Resize:
 		return s.resize(ctx, tb, tenant, box, call.Resize)
 	case *commandsv1.FileCall_Connect:
@@ -251,6 +253,19 @@ func stdin(ctx context.Context, tb *client.Client, c *commandsv1.StdinCall) (*co
 		return nil, err
 	}
 	return &commandsv1.FileReply{StdinOffset: r.GetOffset()}, nil
+}
+
+// maxSignal is the last one that Linux has.
+const maxSignal = 64
+
+func signal(ctx context.Context, tb *client.Client, c *commandsv1.SignalCall) (*commandsv1.FileReply, error) {
+	if !subject.ValidToken(c.GetExecId()) || c.GetSignal() < 1 || c.GetSignal() > maxSignal {
+		return nil, invalid("exec_id or signal is out of bounds")
+	}
+	if _, err := tb.Signal(ctx, &toolboxv1.Signal{ExecId: c.GetExecId(), Signal: c.GetSignal()}); err != nil {
+		return nil, err
+	}
+	return &commandsv1.FileReply{}, nil
 }
 
 // resize gives a terminal another size and records it: what is recorded has happened.

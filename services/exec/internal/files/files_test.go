@@ -14,6 +14,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/natstest"
 	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 	"github.com/sandtrail/sandtrail/toolbox/toolboxtest"
 )
@@ -91,4 +92,32 @@ func TestFileCalls(t *testing.T) {
 	require.Positive(t, gone.GetError().GetRetryAfterSeconds())
 	stop()
 	require.NoError(t, <-done)
+}
+
+// A signal goes to the program of an exec; what is none is refused before anybody is asked.
+func TestSignals(t *testing.T) {
+	box, exec := ids.New(), ids.New()
+	tb := client.New(toolboxtest.NewFake(t, box).Dial, "")
+	_, err := tb.Start(t.Context(), &toolboxv1.Start{ExecId: exec, Argv: []string{"sleep", "600"}})
+	require.NoError(t, err)
+	for name, c := range map[string]*commandsv1.SignalCall{
+		"no signal": {ExecId: exec}, "too high": {ExecId: exec, Signal: 65}, "negative": {ExecId: exec, Signal: -1}, "no id": {ExecId: "a.b", Signal: 15},
+		"unknown": {ExecId: ids.New(), Signal: 15},
+	} {
+		_, err := signal(t.Context(), tb, c)
+		require.Error(t, err, name)
+	}
+	_, err = signal(t.Context(), tb, &commandsv1.SignalCall{ExecId: exec, Signal: 15})
+	require.NoError(t, err)
+	stream, err := tb.Attach(t.Context(), &toolboxv1.Attach{ExecId: exec})
+	require.NoError(t, err)
+	defer stream.Close()
+	for {
+		e, err := stream.Recv()
+		require.NoError(t, err)
+		if end := e.GetEnd(); end != nil {
+			require.EqualValues(t, 15, end.GetSignal(), "%v", end)
+			return
+		}
+	}
 }

@@ -2042,6 +2042,7 @@ type FileCall struct {
 	//	*FileCall_Resize
 	//	*FileCall_Connect
 	//	*FileCall_Make
+	//	*FileCall_Signal
 	Call          isFileCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2188,6 +2189,15 @@ func (x *FileCall) GetMake() *MakeCall {
 	return nil
 }
 
+func (x *FileCall) GetSignal() *SignalCall {
+	if x != nil {
+		if x, ok := x.Call.(*FileCall_Signal); ok {
+			return x.Signal
+		}
+	}
+	return nil
+}
+
 type isFileCall_Call interface {
 	isFileCall_Call()
 }
@@ -2232,6 +2242,10 @@ type FileCall_Make struct {
 	Make *MakeCall `protobuf:"bytes,19,opt,name=make,proto3,oneof"`
 }
 
+type FileCall_Signal struct {
+	Signal *SignalCall `protobuf:"bytes,20,opt,name=signal,proto3,oneof"`
+}
+
 func (*FileCall_Read) isFileCall_Call() {}
 
 func (*FileCall_Write) isFileCall_Call() {}
@@ -2251,6 +2265,8 @@ func (*FileCall_Resize) isFileCall_Call() {}
 func (*FileCall_Connect) isFileCall_Call() {}
 
 func (*FileCall_Make) isFileCall_Call() {}
+
+func (*FileCall_Signal) isFileCall_Call() {}
 
 type ReadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2751,6 +2767,60 @@ func (x *StdinCall) GetEof() bool {
 	return false
 }
 
+// SignalCall sends a signal to the program of an exec, and not to what that has started. To an exec that has ended it does nothing.
+type SignalCall struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	ExecId string                 `protobuf:"bytes,1,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
+	// 1 to 64, as Linux numbers them.
+	Signal        int32 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalCall) Reset() {
+	*x = SignalCall{}
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalCall) ProtoMessage() {}
+
+func (x *SignalCall) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalCall.ProtoReflect.Descriptor instead.
+func (*SignalCall) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SignalCall) GetExecId() string {
+	if x != nil {
+		return x.ExecId
+	}
+	return ""
+}
+
+func (x *SignalCall) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
 // ResizeCall gives the terminal of an exec another size, and records that.
 type ResizeCall struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2762,7 +2832,7 @@ type ResizeCall struct {
 
 func (x *ResizeCall) Reset() {
 	*x = ResizeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2844,7 @@ func (x *ResizeCall) String() string {
 func (*ResizeCall) ProtoMessage() {}
 
 func (x *ResizeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2857,7 @@ func (x *ResizeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
 func (*ResizeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResizeCall) GetExecId() string {
@@ -2816,7 +2886,7 @@ type ConnectCall struct {
 
 func (x *ConnectCall) Reset() {
 	*x = ConnectCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2898,7 @@ func (x *ConnectCall) String() string {
 func (*ConnectCall) ProtoMessage() {}
 
 func (x *ConnectCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2911,7 @@ func (x *ConnectCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectCall.ProtoReflect.Descriptor instead.
 func (*ConnectCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConnectCall) GetTunnelId() string {
@@ -2874,7 +2944,7 @@ type TunnelCall struct {
 
 func (x *TunnelCall) Reset() {
 	*x = TunnelCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +2956,7 @@ func (x *TunnelCall) String() string {
 func (*TunnelCall) ProtoMessage() {}
 
 func (x *TunnelCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +2969,7 @@ func (x *TunnelCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelCall.ProtoReflect.Descriptor instead.
 func (*TunnelCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TunnelCall) GetCall() isTunnelCall_Call {
@@ -2968,7 +3038,7 @@ type TunnelRead struct {
 
 func (x *TunnelRead) Reset() {
 	*x = TunnelRead{}
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3050,7 @@ func (x *TunnelRead) String() string {
 func (*TunnelRead) ProtoMessage() {}
 
 func (x *TunnelRead) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3063,7 @@ func (x *TunnelRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRead.ProtoReflect.Descriptor instead.
 func (*TunnelRead) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
 }
 
 type TunnelClose struct {
@@ -3004,7 +3074,7 @@ type TunnelClose struct {
 
 func (x *TunnelClose) Reset() {
 	*x = TunnelClose{}
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3086,7 @@ func (x *TunnelClose) String() string {
 func (*TunnelClose) ProtoMessage() {}
 
 func (x *TunnelClose) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3099,7 @@ func (x *TunnelClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelClose.ProtoReflect.Descriptor instead.
 func (*TunnelClose) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
 }
 
 type StatsCall struct {
@@ -3040,7 +3110,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3122,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3135,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
 }
 
 type FileReply struct {
@@ -3098,7 +3168,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3180,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3193,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -3259,7 +3329,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3341,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3354,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -3347,7 +3417,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3429,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3442,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -3429,7 +3499,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[40]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3511,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[40]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3524,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{40}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -3496,7 +3566,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[41]
+	mi := &file_commands_v1_commands_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3578,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[41]
+	mi := &file_commands_v1_commands_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3591,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{41}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3726,7 +3796,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\atenants\x18\v \x03(\tR\atenants\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\x05\n" +
 	"\bFileCall\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1d\n" +
 	"\n" +
@@ -3741,7 +3811,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x05stdin\x18\x10 \x01(\v2 .sandtrail.commands.v1.StdinCallH\x00R\x05stdin\x12;\n" +
 	"\x06resize\x18\x11 \x01(\v2!.sandtrail.commands.v1.ResizeCallH\x00R\x06resize\x12>\n" +
 	"\aconnect\x18\x12 \x01(\v2\".sandtrail.commands.v1.ConnectCallH\x00R\aconnect\x125\n" +
-	"\x04make\x18\x13 \x01(\v2\x1f.sandtrail.commands.v1.MakeCallH\x00R\x04makeB\x06\n" +
+	"\x04make\x18\x13 \x01(\v2\x1f.sandtrail.commands.v1.MakeCallH\x00R\x04make\x12;\n" +
+	"\x06signal\x18\x14 \x01(\v2!.sandtrail.commands.v1.SignalCallH\x00R\x06signalB\x06\n" +
 	"\x04call\"S\n" +
 	"\bReadPart\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
@@ -3784,7 +3855,11 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x10\n" +
-	"\x03eof\x18\x04 \x01(\bR\x03eof\"R\n" +
+	"\x03eof\x18\x04 \x01(\bR\x03eof\"=\n" +
+	"\n" +
+	"SignalCall\x12\x17\n" +
+	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\x05R\x06signal\"R\n" +
 	"\n" +
 	"ResizeCall\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
@@ -3864,7 +3939,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3897,37 +3972,38 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*DeleteCall)(nil),            // 28: sandtrail.commands.v1.DeleteCall
 	(*MakeCall)(nil),              // 29: sandtrail.commands.v1.MakeCall
 	(*StdinCall)(nil),             // 30: sandtrail.commands.v1.StdinCall
-	(*ResizeCall)(nil),            // 31: sandtrail.commands.v1.ResizeCall
-	(*ConnectCall)(nil),           // 32: sandtrail.commands.v1.ConnectCall
-	(*TunnelCall)(nil),            // 33: sandtrail.commands.v1.TunnelCall
-	(*TunnelRead)(nil),            // 34: sandtrail.commands.v1.TunnelRead
-	(*TunnelClose)(nil),           // 35: sandtrail.commands.v1.TunnelClose
-	(*StatsCall)(nil),             // 36: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 37: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 38: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 39: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 40: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 41: sandtrail.commands.v1.RedriveCall
-	nil,                           // 42: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 43: sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
-	nil,                           // 44: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 45: sandtrail.commands.v1.Env.VarsEntry
-	nil,                           // 46: sandtrail.commands.v1.WorkerStatus.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 48: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 49: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 50: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 51: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 52: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 53: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 54: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 55: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 56: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 57: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 58: compute.v1.UsageRow
+	(*SignalCall)(nil),            // 31: sandtrail.commands.v1.SignalCall
+	(*ResizeCall)(nil),            // 32: sandtrail.commands.v1.ResizeCall
+	(*ConnectCall)(nil),           // 33: sandtrail.commands.v1.ConnectCall
+	(*TunnelCall)(nil),            // 34: sandtrail.commands.v1.TunnelCall
+	(*TunnelRead)(nil),            // 35: sandtrail.commands.v1.TunnelRead
+	(*TunnelClose)(nil),           // 36: sandtrail.commands.v1.TunnelClose
+	(*StatsCall)(nil),             // 37: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 38: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 39: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 40: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 41: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 42: sandtrail.commands.v1.RedriveCall
+	nil,                           // 43: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 44: sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	nil,                           // 45: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 46: sandtrail.commands.v1.Env.VarsEntry
+	nil,                           // 47: sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 49: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 50: sandtrail.events.v1.Limits
+	(*v1.ExecSpec)(nil),           // 51: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 52: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 53: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 54: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 55: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 56: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 57: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 58: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 59: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	47, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	48, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
@@ -3936,71 +4012,72 @@ var file_commands_v1_commands_proto_depIdxs = []int32{
 	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
 	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
 	6,  // 8: sandtrail.commands.v1.SandboxCommand.snapshot:type_name -> sandtrail.commands.v1.SnapshotSandbox
-	48, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	49, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	42, // 11: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	43, // 12: sandtrail.commands.v1.CreateSandbox.worker_labels:type_name -> sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
-	47, // 13: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	44, // 14: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	45, // 15: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	47, // 16: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	49, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	50, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	43, // 11: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	44, // 12: sandtrail.commands.v1.CreateSandbox.worker_labels:type_name -> sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	48, // 13: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	45, // 14: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	46, // 15: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	48, // 16: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
 	11, // 17: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
 	12, // 18: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
 	15, // 19: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
 	13, // 20: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
 	14, // 21: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
-	47, // 22: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	48, // 22: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
 	17, // 23: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
 	18, // 24: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	50, // 25: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	51, // 26: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	52, // 27: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	47, // 28: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	47, // 29: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	47, // 30: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	47, // 31: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	53, // 32: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	47, // 33: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	47, // 34: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	54, // 35: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	47, // 36: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	47, // 37: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	47, // 38: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	50, // 39: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	55, // 40: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	56, // 41: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	47, // 42: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	47, // 43: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	47, // 44: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	47, // 45: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	46, // 46: sandtrail.commands.v1.WorkerStatus.labels:type_name -> sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	51, // 25: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	52, // 26: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	53, // 27: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	48, // 28: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	48, // 29: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	48, // 30: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	48, // 31: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	54, // 32: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	48, // 33: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	48, // 34: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	55, // 35: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	48, // 36: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	48, // 37: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	48, // 38: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	51, // 39: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	56, // 40: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	57, // 41: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	48, // 42: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	48, // 43: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	48, // 44: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	48, // 45: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	47, // 46: sandtrail.commands.v1.WorkerStatus.labels:type_name -> sandtrail.commands.v1.WorkerStatus.LabelsEntry
 	24, // 47: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
 	25, // 48: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
 	26, // 49: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	36, // 50: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	37, // 50: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
 	27, // 51: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
 	28, // 52: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
 	30, // 53: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	31, // 54: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	32, // 55: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	32, // 54: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	33, // 55: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
 	29, // 56: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
-	47, // 57: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 58: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
-	57, // 59: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	34, // 60: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
-	35, // 61: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
-	51, // 62: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	38, // 63: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	53, // 64: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	47, // 65: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 66: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	51, // 67: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	58, // 68: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	69, // [69:69] is the sub-list for method output_type
-	69, // [69:69] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	31, // 57: sandtrail.commands.v1.FileCall.signal:type_name -> sandtrail.commands.v1.SignalCall
+	48, // 58: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
+	48, // 59: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
+	58, // 60: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	35, // 61: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	36, // 62: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	52, // 63: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	39, // 64: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	54, // 65: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	48, // 66: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	48, // 67: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	52, // 68: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	59, // 69: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	70, // [70:70] is the sub-list for method output_type
+	70, // [70:70] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -4040,8 +4117,9 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Resize)(nil),
 		(*FileCall_Connect)(nil),
 		(*FileCall_Make)(nil),
+		(*FileCall_Signal)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[33].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[34].OneofWrappers = []any{
 		(*TunnelCall_Read)(nil),
 		(*TunnelCall_Write)(nil),
 		(*TunnelCall_Close)(nil),
@@ -4052,7 +4130,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
