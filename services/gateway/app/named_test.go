@@ -404,6 +404,10 @@ func TestScopesOfTheNamedAPI(t *testing.T) {
 	weak.send("DELETE", "/poders/w1", nil).refused(t, 403, "scope_missing")
 	weak.send("PATCH", "/sandboxes/a", nil).refused(t, 403, "scope_missing")
 	weak.send("POST", "/sandboxes/a/snapshot", nil).refused(t, 403, "scope_missing")
+	for _, below := range []string{"stdin", "signal", "cancel"} {
+		weak.send("POST", "/sandboxes/a/executions/x/"+below, nil).refused(t, 403, "scope_missing")
+	}
+	weak.send("GET", "/sandboxes/a/executions", nil).refused(t, 404, "sandbox_not_found")
 }
 
 func TestARouteThatThereIsNotSaysSo(t *testing.T) {

@@ -46,6 +46,15 @@ func (p *peer) moreFiles(c *commandsv1.FileCall) (*commandsv1.FileReply, error) 
 		}
 		x.do(ids.New(), sandbox.ResizeExec{Size: call.Resize.GetSize()})
 		return &commandsv1.FileReply{}, nil
+	case *commandsv1.FileCall_Signal:
+		x := p.running[call.Signal.GetExecId()]
+		if x == nil {
+			return nil, fault.New(fault.NotFound, fault.ReasonExecNotFound, "there is no such exec")
+		}
+		if p.onSignal != nil {
+			p.onSignal(x, call.Signal.GetSignal())
+		}
+		return &commandsv1.FileReply{}, nil
 	default:
 		return p.stdin(c.GetStdin())
 	}

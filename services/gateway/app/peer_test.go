@@ -61,6 +61,8 @@ type peer struct {
 	typed     int
 	inputs    map[string][]byte
 	closed    map[string]bool
+	// onSignal is called for each signal to a command that runs.
+	onSignal func(x *execution, number int32)
 	// onCommand is called before a command of a sandbox is taken.
 	onCommand func(*commandsv1.SandboxCommand)
 	// commands that came, by subject.
@@ -399,7 +401,7 @@ func (p *peer) fileCall(c *commandsv1.FileCall) (*commandsv1.FileReply, error) {
 		return p.answers(c), nil
 	}
 	switch call := c.GetCall().(type) {
-	case *commandsv1.FileCall_Stat, *commandsv1.FileCall_Delete, *commandsv1.FileCall_Stdin, *commandsv1.FileCall_Resize:
+	case *commandsv1.FileCall_Stat, *commandsv1.FileCall_Delete, *commandsv1.FileCall_Stdin, *commandsv1.FileCall_Resize, *commandsv1.FileCall_Signal:
 		return p.moreFiles(c)
 	case *commandsv1.FileCall_Read:
 		if p.onRead != nil {

@@ -1,14 +1,11 @@
 package httpapi
 
 import (
-	"context"
 	"errors"
-	"math"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/sandtrail/sandtrail/libs/fault"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 )
@@ -112,23 +109,12 @@ func (c *call) cancel() error {
 		return err
 	}
 	// The end comes when none of its processes is left.
-	wait, stop := context.WithTimeout(c.ctx, cancelWait)
-	defer stop()
-	if _, err := c.use.Attach(wait, c.p, box, id, math.MaxUint64-1, unread{}); err != nil && wait.Err() == nil && !fault.Is(err, fault.ReasonCursorExpired) {
-		return err
-	}
-	x, err := c.use.Receipt(c.ctx, c.p, box, id)
+	x, err := c.use.AwaitEnd(c.ctx, c.p, box, id, cancelWait)
 	if err != nil {
 		return err
 	}
 	return c.replay(x)
 }
-
-// unread waits for an end alone.
-type unread struct{}
-
-func (unread) Named(string) error       { return nil }
-func (unread) Output(output.Item) error { return nil }
 
 // stdinTaken is how much of a standard input was taken.
 type stdinTaken struct {

@@ -2,7 +2,6 @@ package sandboxapi
 
 import (
 	"encoding/base64"
-	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -34,6 +33,9 @@ type execution struct {
 	StdinBase64 string            `json:"stdin_base64"`
 	Env         map[string]string `json:"env"`
 	Cwd         string            `json:"cwd"`
+	// Detach leaves it to itself once its worker has it; KeepStdin leaves its standard input open.
+	Detach    bool `json:"detach"`
+	KeepStdin bool `json:"keep_stdin"`
 }
 
 // languages are how code is run: as an argument, and from standard input where it is too long for one.
@@ -64,7 +66,7 @@ func (c *call) order(b execution) (*computev1.ExecCommandRequest, error) {
 			bad["stdin_base64"] = "must be base64"
 		}
 	}
-	if len(b.Code) > maxArgument && len(stdin) > 0 {
+	if len(b.Code) > maxArgument && (len(stdin) > 0 || b.KeepStdin) {
 		bad["code"] = "must be at most 64 KiB where there is standard input too; put it into a file"
 	}
 	if math.IsNaN(b.Timeout) || b.Timeout < 0 || b.Timeout > math.MaxInt32 {
@@ -79,6 +81,7 @@ func (c *call) order(b execution) (*computev1.ExecCommandRequest, error) {
 	}
 	req := &computev1.ExecCommandRequest{
 		SandboxId: id, Command: how.argument[0], Args: append(how.argument[1:len(how.argument):len(how.argument)], b.Code), Stdin: stdin, Env: b.Env, WorkingDir: b.Cwd,
+		Detach: b.Detach, KeepStdin: b.KeepStdin,
 	}
 	if len(b.Code) > maxArgument {
 		req.Args, req.Stdin = how.input[1:], []byte(b.Code)
@@ -118,9 +121,15 @@ func (c *call) execute() error {
 	if err := c.object(&b); err != nil {
 		return err
 	}
+	if b.KeepStdin && !b.Detach {
+		return field("keep_stdin", "needs detach: nobody could write to it")
+	}
 	req, err := c.order(b)
 	if err != nil {
 		return err
+	}
+	if b.Detach {
+		return c.detach(req)
 	}
 	g := c.gather(true)
 	defer g.Release()
@@ -230,24 +239,14 @@ func (c *call) stream() error {
 	if err != nil {
 		return err
 	}
+	if b.Detach {
+		return field("detach", "is for execute; a stream is followed")
+	}
 	req, err := c.order(b)
 	if err != nil {
 		return err
 	}
 	w := &events{call: c, frame: newFramer(how)}
 	x, err := c.ran(req, w)
-	if err != nil && c.Status == 0 {
-		return err
-	}
-	if ferr := w.flush(); ferr != nil {
-		return ferr
-	}
-	if err != nil {
-		var f *fault.Error
-		if !errors.As(c.Shown(c.ctx, err), &f) {
-			f = fault.From(err)
-		}
-		return w.event("error", f.Message)
-	}
-	return w.event("exit", strconv.Itoa(int(x.Completed.GetExitCode())))
+	return w.finish(x, err)
 }

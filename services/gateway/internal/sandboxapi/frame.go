@@ -3,11 +3,15 @@ package sandboxapi
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/transcript"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/output"
 )
@@ -91,6 +95,11 @@ func (f *framer) take(stream string, data []byte, all bool) (string, bool) {
 	return text, true
 }
 
+// holds reports whether something waits for what comes behind it.
+func (f *framer) holds() bool {
+	return len(f.held[transcript.Stdout])+len(f.held[transcript.Stderr]) > 0
+}
+
 // whole is how many bytes of data are sure to mean what they mean whatever comes behind them.
 func whole(data []byte) int {
 	n := len(data)
@@ -132,6 +141,10 @@ type events struct {
 	*call
 	frame *framer
 	id    string
+	// numbered: each event behind which nothing is held back has the number of its chunk as its id, to come back with. The published
+	// command line does not understand that.
+	numbered bool
+	number   uint64
 }
 
 func (w *events) exec() string { return w.id }
@@ -150,10 +163,14 @@ func (w *events) Output(i output.Item) error {
 		if err := w.flush(); err != nil {
 			return err
 		}
+		w.number = i.Chunk.Number
 		return w.event("error", fmt.Sprintf("%d bytes of %s were dropped here: it wrote more than its limit, or faster than it could be read",
 			i.Chunk.GapTo-i.Chunk.Offset, i.Chunk.Stream))
 	}
 	if data, ok := w.frame.take(i.Chunk.Stream, i.Chunk.Data, false); ok {
+		if !w.frame.holds() {
+			w.number = i.Chunk.Number
+		}
 		return w.event(i.Chunk.Stream, data)
 	}
 	return nil
@@ -171,11 +188,33 @@ func (w *events) flush() error {
 	return nil
 }
 
+// finish sends how the exec ended: exit with its code, or error where no end was observed. An error before anything was sent is the call's.
+func (w *events) finish(x sandbox.Exec, err error) error {
+	if err != nil && w.Status == 0 {
+		return err
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	if err != nil {
+		var f *fault.Error
+		if !errors.As(w.Shown(w.ctx, err), &f) {
+			f = fault.From(err)
+		}
+		return w.event("error", f.Message)
+	}
+	return w.event("exit", strconv.Itoa(int(x.Completed.GetExitCode())))
+}
+
 func (w *events) event(name, data string) error {
 	if name == "error" {
 		data = (&framer{how: wholeLines}).plain([]byte(data))
 	}
 	var b bytes.Buffer
+	if w.numbered && w.number > 0 {
+		b.WriteString("id: " + strconv.FormatUint(w.number, 10) + "\n")
+	}
+	w.number = 0
 	b.WriteString("event: " + name + "\n")
 	for line := range strings.SplitSeq(data, "\n") {
 		b.WriteString("data: " + line + "\n")

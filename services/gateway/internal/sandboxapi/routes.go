@@ -11,6 +11,8 @@ const (
 	one     = all + "/{name}"
 	toolbox = one + "/toolbox"
 	kernel  = toolbox + "/code-interpreter"
+
+	executions = one + "/executions"
 )
 
 // routes are those that are served.
@@ -42,6 +44,12 @@ var routes = []route{
 	{method: http.MethodGet, path: one + "/session/{id}", id: "session_get", scopes: tenant.Execute, do: (*call).showSession},
 	{method: http.MethodDelete, path: one + "/session/{id}", id: "session_delete", scopes: tenant.Execute, do: (*call).deleteSession},
 	{method: http.MethodPost, path: one + "/session/{id}/exec", id: "session_exec", scopes: tenant.Execute, long: true, do: (*call).execSession},
+	{method: http.MethodGet, path: executions, id: "executions", scopes: tenant.Execute | tenant.Inspect, do: (*call).executions},
+	{method: http.MethodGet, path: executions + "/{id}", id: "execution", scopes: tenant.Execute | tenant.Inspect, do: (*call).execution},
+	{method: http.MethodGet, path: executions + "/{id}/stream", id: "execution_stream", scopes: tenant.Execute | tenant.Inspect, long: true, do: (*call).attach},
+	{method: http.MethodPost, path: executions + "/{id}/stdin", id: "execution_stdin", scopes: tenant.Execute, do: (*call).stdin},
+	{method: http.MethodPost, path: executions + "/{id}/signal", id: "execution_signal", scopes: tenant.Execute, do: (*call).signal},
+	{method: http.MethodPost, path: executions + "/{id}/cancel", id: "execution_cancel", scopes: tenant.Execute, do: (*call).cancel},
 	{method: http.MethodGet, path: toolbox + "/info", id: "info", scopes: tenant.Execute, do: (*call).about},
 	{method: http.MethodGet, path: toolbox + "/metrics", id: "metrics", scopes: tenant.Execute, do: (*call).load},
 	{method: http.MethodGet, path: toolbox + "/files", id: "files", scopes: tenant.Files, do: (*call).listFiles},

@@ -163,6 +163,7 @@ type created struct {
 
 // ourNames are the fields of a create and a change as they are called here, by their paths in the contract of gRPC.
 var ourNames = map[string]string{
+	"after_chunk":       "after",
 	"limits.cpu_millis": "cpu_cores", "limits.memory_bytes": "memory_mb", "limits.max_runtime": "ttl_seconds", "timeout": "ttl_seconds",
 	"limits.idle_timeout": "idle_timeout_seconds", "image": "image_id", "env_vars": "env",
 }

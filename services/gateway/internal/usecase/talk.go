@@ -1,18 +1,16 @@
 package usecase
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
-	"github.com/sandtrail/sandtrail/libs/directget"
-	"github.com/sandtrail/sandtrail/libs/envelope"
-	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/lease"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
-	"github.com/sandtrail/sandtrail/libs/subject"
 	scopes "github.com/sandtrail/sandtrail/libs/tenant"
 	"github.com/sandtrail/sandtrail/libs/topology"
 	"github.com/sandtrail/sandtrail/libs/transcript"
@@ -49,57 +47,13 @@ func LabelOf(s *eventsv1.ExecSpec) (label, name string) {
 
 // Labelled gives the execs of a sandbox that have a label, running or over, oldest first; not_found without the sandbox. It costs one pass over the sandbox's execs.
 func (u *UseCases) Labelled(ctx context.Context, p principal.Principal, sandboxID, label string) ([]sandbox.Exec, error) {
-	if err := p.Need(reading); err != nil {
-		return nil, err
-	}
-	s, err := u.show(ctx, p, sandboxID)
-	if err != nil {
-		return nil, err
-	}
-	var order []string
-	histories := map[string]*eventlog.History{}
-	err = directget.Each(ctx, u.js, topology.StreamEvents, subject.ExecsOf(s.Tenant, s.ID), 1, func(m directget.Message) error {
-		x, err := subject.ParseEvent(m.Subject)
-		if err != nil {
-			return nil //nolint:nilerr // no event of ours
-		}
-		e, err := envelope.Decode(m.Subject, m.Seq, m.Header, m.Data)
-		if err != nil {
-			return nil //nolint:nilerr // it is none that says what an exec is
-		}
-		h := histories[x.ID]
-		if h == nil {
-			if l, _ := LabelOf(specOf(e)); l != label {
-				return nil
-			}
-			h = &eventlog.History{Aggregate: x}
-			histories[x.ID], order = h, append(order, x.ID)
-		}
-		h.Events = append(h.Events, e)
-		return nil
-	})
-	if err != nil {
-		return nil, unreachable(err)
-	}
-	all := make([]sandbox.Exec, 0, len(order))
-	for _, id := range order {
-		x, err := sandbox.ShowExec(*histories[id])
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, x)
-	}
-	return all, nil
-}
-
-func specOf(e envelope.Recorded) *eventsv1.ExecSpec {
-	switch b := e.Body.(type) {
-	case *eventsv1.ExecRequested:
-		return b.GetSpec()
-	case *eventsv1.ExecStarted:
-		return b.GetSpec()
-	}
-	return nil
+	var all []sandbox.Exec
+	err := u.eachExec(ctx, p, sandboxID, func(s *eventsv1.ExecSpec) bool {
+		l, _ := LabelOf(s)
+		return l == label
+	}, func(x sandbox.Exec) { all = append(all, x) })
+	slices.SortFunc(all, func(a, b sandbox.Exec) int { return cmp.Compare(a.FirstSeq, b.FirstSeq) })
+	return all, err
 }
 
 // Begin starts a detached exec and returns its id once its worker has accepted it.
