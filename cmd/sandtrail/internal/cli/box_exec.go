@@ -21,11 +21,13 @@ import (
 // Execute is `sandtrail execute`, and stream, which is the same: output comes as it is written.
 type Execute struct {
 	Remote
-	Language string   `short:"l" default:"bash" enum:"bash,python,node" help:"What the code is: ${enum}."`
-	Timeout  duration `placeholder:"SECONDS" help:"How long it may run, in seconds or as 1m30s. Default: the server's."`
-	NoStdin  bool     `name:"no-stdin" help:"Give it nothing on stdin. Otherwise it gets what is piped in here, at most 512 KiB."`
-	Name     string   `arg:"" complete:"sandbox" help:"The sandbox's name."`
-	Code     []string `arg:"" help:"The command, or code. Several words are joined by spaces; behind -- they may begin with a dash."`
+	Language  string   `short:"l" default:"bash" enum:"bash,python,node" help:"What the code is: ${enum}."`
+	Timeout   duration `placeholder:"SECONDS" help:"How long it may run, in seconds or as 1m30s. Default: the server's."`
+	Detach    bool     `short:"d" help:"Print the exec's id once it is accepted and leave it running; see ps, kill and attach."`
+	KeepStdin bool     `help:"With --detach: leave its stdin open for attach --stdin."`
+	NoStdin   bool     `name:"no-stdin" help:"Give it nothing on stdin. Otherwise it gets what is piped in here, at most 512 KiB."`
+	Name      string   `arg:"" complete:"sandbox" help:"The sandbox's name."`
+	Code      []string `arg:"" help:"The command, or code. Several words are joined by spaces; behind -- they may begin with a dash."`
 }
 
 // Help is printed below the flags.
@@ -67,11 +69,22 @@ func (x *Execute) Run(e *Env) error {
 			return usagef("stdin is over 512 KiB: put it into a file with sandtrail fs write %s PATH", x.Name)
 		}
 	}
+	if x.KeepStdin && !x.Detach {
+		return usagef("--keep-stdin goes with --detach")
+	}
 	ctx, api, done, err := x.connect(e, 0)
 	if err != nil {
 		return err
 	}
 	defer done()
+	if x.Detach {
+		cmd.Detach, cmd.KeepStdin = true, x.KeepStdin
+		id, err := api.Begin(ctx, x.Name, cmd)
+		if err == nil {
+			_, err = fmt.Fprintln(e.Stdout, render.Clean(id))
+		}
+		return err
+	}
 	exit, err := api.Run(ctx, x.Name, cmd, e.Stdout, e.Stderr, func(said string) { e.warn("%s", render.Clean(said)) })
 	switch {
 	case err != nil:

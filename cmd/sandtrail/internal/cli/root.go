@@ -48,6 +48,9 @@ type Root struct {
 	Update   Update      `cmd:"" group:"Named sandboxes" help:"Let a sandbox live longer, or give it other labels."`
 	Execute  Execute     `cmd:"" group:"Named sandboxes" help:"Run a command or code; ends with its exit code."`
 	Stream   Execute     `cmd:"" group:"Named sandboxes" help:"The same as execute: its output comes as it is written, too."`
+	Ps       Ps          `cmd:"" group:"Named sandboxes" help:"List what runs in a sandbox."`
+	Kill     Kill        `cmd:"" group:"Named sandboxes" help:"Send a signal to what runs in a sandbox."`
+	Attach   Attach      `cmd:"" group:"Named sandboxes" help:"Follow what runs in a sandbox, or ran; ends with its exit code."`
 	Run      RunCode     `cmd:"" group:"Named sandboxes" help:"Run Python that keeps its variables for the next run."`
 	Context  Contexts    `cmd:"" group:"Named sandboxes" help:"Look after the interpreters of a sandbox."`
 	Session  Sessions    `cmd:"" group:"Named sandboxes" help:"Run commands in a shell that keeps its state."`
