@@ -80,6 +80,22 @@ func TestAWorkerJoinsAndRunsWhatIsPlacedOnIt(t *testing.T) {
 	code, full := s.Named(t, http.MethodPost, "/sandboxes", map[string]any{"name": "one-more", "region": "north"})
 	require.GreaterOrEqual(t, code, 400, "%v", full)
 
+	// One that is cordoned keeps what it has, and gets nothing new; also over its end.
+	out, err := s.Sandtrail("cordon", "--state", state, "--reason", "a new kernel")
+	require.NoError(t, err, out)
+	cordoned := func(want any) {
+		require.Eventually(t, func() bool {
+			_, p := s.Named(t, http.MethodGet, "/poders/second", nil)
+			return p["cordoned"] == want
+		}, waitFor, 100*time.Millisecond)
+	}
+	cordoned("a new kernel")
+	code, full = s.Named(t, http.MethodDelete, "/sandboxes/by-region", nil)
+	require.Equal(t, http.StatusOK, code, "%v", full)
+	_, refused = s.Named(t, http.MethodPost, "/poders/second/sandboxes", map[string]any{"name": "more"})
+	require.Contains(t, refused["message"], "second: cordoned: a new kernel")
+	require.Equal(t, "42\n", said(t, s, "by-name", "cat /workspace/kept"))
+
 	// A worker that is replaced finds what its programs did meanwhile.
 	left := s.Begin(t, 1, counting(byName["id"].(string), 400, 10*time.Millisecond))
 	s.Interrupt("second")
@@ -89,8 +105,14 @@ func TestAWorkerJoinsAndRunsWhatIsPlacedOnIt(t *testing.T) {
 	require.Equal(t, 400, strings.Count(string(left.Stdout), "\n"))
 	require.Equal(t, "42\n", said(t, s, "by-name", "cat /workspace/kept"))
 
+	cordoned("a new kernel")
+	out, err = s.Sandtrail("uncordon", "--state", state)
+	require.NoError(t, err, out)
+	cordoned(nil)
+	named(t, s, "/poders/second/sandboxes", map[string]any{"name": "more"})
+
 	// Two on one state would both act on its sandboxes.
-	out, err := s.Sandtrail("worker", "--name", "second", "--nats", s.NATS, "--state", state, "--seal-key-file", s.SealKey())
+	out, err = s.Sandtrail("worker", "--name", "second", "--nats", s.NATS, "--state", state, "--seal-key-file", s.SealKey())
 	require.Error(t, err)
 	require.Contains(t, out, "another sandtrail serves "+state)
 }

@@ -213,7 +213,7 @@ func (a *App) newWorker(ctx context.Context, d Deps, places *scheduler.Places) e
 			Stops:        stops,
 			Snapshots:    snapshots,
 		},
-		Sandboxes: a.reconcile.Sandboxes, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
+		Sandboxes: a.reconcile.Sandboxes, Cordoned: func() string { return cordoned(cfg.StateDir) }, Every: cfg.HeartbeatEvery, Log: a.log, Now: d.Now,
 	}
 	return nil
 }

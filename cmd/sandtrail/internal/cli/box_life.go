@@ -293,7 +293,7 @@ type PoderGet struct {
 // Run shows a worker.
 func (p *PoderGet) Run(e *Env) error {
 	return p.shown(e, &p.Format, "/api/v1/poders/"+url.PathEscape(p.ID), []string{
-		"id", "state", "region", "provider_type", "labels", "resources", "usage", "last_heartbeat",
+		"id", "state", "cordoned", "region", "provider_type", "labels", "resources", "usage", "last_heartbeat",
 	})
 }
 

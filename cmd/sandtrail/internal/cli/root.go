@@ -25,10 +25,12 @@ each message of a stream. Everything else, errors included, goes to stderr.
 
 // Root is every command.
 type Root struct {
-	Up     up.Up     `cmd:"" group:"Server" help:"Run everything on this host: log, services, sandboxes, usage rows."`
-	Down   up.Down   `cmd:"" group:"Server" help:"End every sandbox of a state that no up serves."`
-	Doctor up.Doctor `cmd:"" group:"Server" help:"Say what this host can do, and how to fix what it lacks."`
-	Worker Worker    `cmd:"" group:"Server" help:"Run sandboxes on this host for a fleet whose log is on another one."`
+	Up       up.Up     `cmd:"" group:"Server" help:"Run everything on this host: log, services, sandboxes, usage rows."`
+	Down     up.Down   `cmd:"" group:"Server" help:"End every sandbox of a state that no up serves."`
+	Doctor   up.Doctor `cmd:"" group:"Server" help:"Say what this host can do, and how to fix what it lacks."`
+	Worker   Worker    `cmd:"" group:"Server" help:"Run sandboxes on this host for a fleet whose log is on another one."`
+	Cordon   Cordon    `cmd:"" group:"Server" help:"Keep new sandboxes off the worker of this host."`
+	Uncordon Uncordon  `cmd:"" group:"Server" help:"Let new sandboxes come to the worker of this host again."`
 
 	Create   Create   `cmd:"" group:"Sandboxes" help:"Create a sandbox and print its id."`
 	Ls       Ls       `cmd:"" group:"Sandboxes" help:"List sandboxes, newest first."`

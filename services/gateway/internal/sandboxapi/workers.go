@@ -28,6 +28,8 @@ type poder struct {
 	LastHeartbeat time.Time `json:"last_heartbeat"`
 	// Labels are what its operator says of it.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Cordoned is why no new sandbox comes to it.
+	Cordoned string `json:"cordoned,omitempty"`
 }
 
 type resources struct {
@@ -49,7 +51,7 @@ type inUse struct {
 
 func poderOf(w *commandsv1.WorkerStatus, now time.Time) poder {
 	p := poder{
-		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: orElse(w.GetProvider(), local), State: online, Labels: w.GetLabels(),
+		ID: w.GetWorker(), Region: orElse(w.GetRegion(), local), ProviderType: orElse(w.GetProvider(), local), State: online, Labels: w.GetLabels(), Cordoned: w.GetCordoned(),
 		Resources: resources{
 			CPUCores: float64(w.GetCpuMillis()) / 1000, MemoryBytes: w.GetMemoryBytes(), MaxContainers: w.GetMaxSandboxes(),
 			Arch: "amd64", OS: "linux", Driver: w.GetDriver(),

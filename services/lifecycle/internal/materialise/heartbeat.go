@@ -20,9 +20,11 @@ type Heartbeat struct {
 	Status *commandsv1.WorkerStatus
 	// Sandboxes counts those on this worker now.
 	Sandboxes func() int
-	Every     time.Duration
-	Log       *slog.Logger
-	Now       func() time.Time
+	// Cordoned is why no new sandbox is to come to this worker, empty where they are.
+	Cordoned func() string
+	Every    time.Duration
+	Log      *slog.Logger
+	Now      func() time.Time
 }
 
 // Run beats until ctx ends, also at once when the connection comes back; a beat that fails is logged and the next one made in
@@ -56,6 +58,7 @@ func (h Heartbeat) Beat(ctx context.Context, js jetstream.JetStream) error {
 	status := proto.CloneOf(h.Status)
 	status.Time = timestamppb.New(h.Now())
 	status.Sandboxes = uint32(max(h.Sandboxes(), 0)) //nolint:gosec // bounded by the places of a worker
+	status.Cordoned = h.Cordoned()
 	data, err := proto.Marshal(status)
 	if err != nil {
 		return fmt.Errorf("encode the heartbeat: %w", err)

@@ -44,6 +44,8 @@ func (w wish) against(s *commandsv1.WorkerStatus, tenant string) string {
 		return fmt.Sprintf("in region %.64q, not %.64q", s.GetRegion(), w.region)
 	case w.provider != "" && w.provider != provider:
 		return fmt.Sprintf("of provider %.64q, not %.64q", provider, w.provider)
+	case s.GetCordoned() != "":
+		return "cordoned: " + s.GetCordoned()
 	case len(s.GetTenants()) > 0 && !slices.Contains(s.GetTenants(), tenant):
 		return "for other tenants"
 	}

@@ -54,6 +54,7 @@ func fleet() []*commandsv1.WorkerStatus {
 		w1(),
 		like("w2-eu", func(w *commandsv1.WorkerStatus) { w.Region = "eu" }),
 		like("w3-cloud", func(w *commandsv1.WorkerStatus) { w.Provider, w.Labels = "cloud", map[string]string{"disk": "fast"} }),
+		like("w5-closed", func(w *commandsv1.WorkerStatus) { w.Cordoned = "a new kernel" }),
 		like("w4-theirs", func(w *commandsv1.WorkerStatus) { w.Tenants = []string{"somebody"} }),
 	}
 }
@@ -64,16 +65,16 @@ func TestASandboxIsPlacedWhereItWasAskedForAndItSaysWhyNotElsewhere(t *testing.T
 		says []string
 	}{
 		natstest.Worker: {&commandsv1.CreateSandbox{OnProvider: "local"}, []string{
-			"2 of 4 workers fit", "fewest sandboxes: 1 of 10 places with this one",
-			`w3-cloud: of provider "cloud", not "local"`, "w4-theirs: for other tenants", "w2-eu: has 0 sandboxes",
+			"2 of 5 workers fit", "fewest sandboxes: 1 of 10 places with this one",
+			`w3-cloud: of provider "cloud", not "local"`, "w4-theirs: for other tenants", "w5-closed: cordoned: a new kernel", "w2-eu: has 0 sandboxes",
 		}},
 		"w2-eu": {&commandsv1.CreateSandbox{Region: "eu"}, []string{
-			"1 of 4 workers fit", "fewest sandboxes: 1 of 10 places with this one",
-			`w1: in region "", not "eu"`, `w3-cloud: in region "", not "eu"`, `w4-theirs: in region "", not "eu"`,
+			"1 of 5 workers fit", "fewest sandboxes: 1 of 10 places with this one",
+			`w1: in region "", not "eu"`, `w3-cloud: in region "", not "eu"`, `w4-theirs: in region "", not "eu"`, `w5-closed: in region "", not "eu"`,
 		}},
 		"w3-cloud": {&commandsv1.CreateSandbox{WorkerLabels: map[string]string{"disk": "fast"}}, []string{
-			"1 of 4 workers fit", "fewest sandboxes: 1 of 10 places with this one",
-			`w1: its label "disk" is "", not "fast"`, `w2-eu: its label "disk" is "", not "fast"`, "w4-theirs: for other tenants",
+			"1 of 5 workers fit", "fewest sandboxes: 1 of 10 places with this one",
+			`w1: its label "disk" is "", not "fast"`, `w2-eu: its label "disk" is "", not "fast"`, "w4-theirs: for other tenants", "w5-closed: cordoned: a new kernel",
 		}},
 	} {
 		t.Run(on, func(t *testing.T) {
@@ -89,12 +90,13 @@ func TestARefusalSaysWhatStandsAgainstEachWorker(t *testing.T) {
 	d := newDesk(t, fleet()...)
 	for want, c := range map[string]*commandsv1.CreateSandbox{
 		`w4-theirs: for other tenants`:              {Worker: "w4-theirs"},
+		`w5-closed: cordoned: a new kernel`:         {Worker: "w5-closed"},
 		`w1: not the worker "w9"`:                   {Worker: "w9"},
 		`w2-eu: of provider "local", not "cloud"`:   {Region: "eu", OnProvider: "cloud"},
 		`w3-cloud: its label "disk" is "fast", not`: {WorkerLabels: map[string]string{"disk": "slow"}},
 	} {
 		_, _, refused := d.placed(c)
-		require.Contains(t, refused, "none of the 4 workers is one that was asked for")
+		require.Contains(t, refused, "none of the 5 workers is one that was asked for")
 		require.Contains(t, refused, want)
 	}
 }

@@ -1898,7 +1898,9 @@ type WorkerStatus struct {
 	// What its operator says of it, for creates that ask for it.
 	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Whose sandboxes it takes; empty: everybody's.
-	Tenants       []string `protobuf:"bytes,11,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	Tenants []string `protobuf:"bytes,11,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// Why no new sandbox is to be placed on it, as its operator says; empty: they are.
+	Cordoned      string `protobuf:"bytes,12,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2022,6 +2024,13 @@ func (x *WorkerStatus) GetTenants() []string {
 		return x.Tenants
 	}
 	return nil
+}
+
+func (x *WorkerStatus) GetCordoned() string {
+	if x != nil {
+		return x.Cordoned
+	}
+	return ""
 }
 
 // FileCall travels by request on svc.files.<worker>.<tenant>.<sandbox>: a part of at most 512 KiB each, so that it fits
@@ -3777,7 +3786,7 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x0efirst_sequence\x18\v \x01(\x04R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\f \x01(\x04R\flastSequence\x12\x16\n" +
 	"\x06digest\x18\r \x01(\fR\x06digest\x12\x16\n" +
-	"\x06worker\x18\x0e \x01(\tR\x06worker\"\xf9\x03\n" +
+	"\x06worker\x18\x0e \x01(\tR\x06worker\"\x95\x04\n" +
 	"\fWorkerStatus\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -3793,7 +3802,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\bprovider\x18\t \x01(\tR\bprovider\x12G\n" +
 	"\x06labels\x18\n" +
 	" \x03(\v2/.sandtrail.commands.v1.WorkerStatus.LabelsEntryR\x06labels\x12\x18\n" +
-	"\atenants\x18\v \x03(\tR\atenants\x1a9\n" +
+	"\atenants\x18\v \x03(\tR\atenants\x12\x1a\n" +
+	"\bcordoned\x18\f \x01(\tR\bcordoned\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\x05\n" +
