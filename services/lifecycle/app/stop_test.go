@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/quota"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	quotas "github.com/sandtrail/sandtrail/libs/tenant"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/app"
@@ -30,6 +33,47 @@ func startCommand(id string) *commandsv1.SandboxCommand {
 func (w *world) refused(c *commandsv1.SandboxCommand) fault.Reason {
 	w.t.Helper()
 	return fault.Reason(w.outcome(w.send(c)).GetError().GetReason())
+}
+
+// again delivers a command once more, as when its first delivery was not acknowledged, and returns the reason of its refusal.
+func (w *world) again(c *commandsv1.SandboxCommand) fault.Reason {
+	w.t.Helper()
+	inbox := nats.NewInbox()
+	sub, err := w.f.NC.SubscribeSync(inbox)
+	require.NoError(w.t, err)
+	c.ReplyTo = inbox
+	data, err := proto.Marshal(c)
+	require.NoError(w.t, err)
+	_, err = w.f.JS.Publish(w.t.Context(), subject.SandboxCommand(c.GetTenantId(), c.GetSandboxId()), data, jetstream.WithMsgID(ids.New()))
+	require.NoError(w.t, err)
+	return fault.Reason(w.outcome(sub).GetError().GetReason())
+}
+
+// What a stop or start has done it does not do again, behind another one that undid it: also where its delivery was not acknowledged in between.
+func TestAStopOrStartThatComesAgainUndoesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	id := w.create()
+	stop, start := stopCommand(id), startCommand(id)
+	require.Empty(t, w.refused(stop))
+	w.await(id, sandbox.Stopped)
+	require.Empty(t, w.refused(start))
+	w.await(id, sandbox.Ready)
+	before, used := w.types(id), w.used()
+	require.Empty(t, w.again(stop))
+	require.Equal(t, before, w.types(id), "it runs on")
+
+	require.Empty(t, w.refused(stopCommand(id)))
+	w.await(id, sandbox.Stopped)
+	rested := w.used()
+	require.NotEqual(t, used, rested)
+	before = w.types(id)
+	require.Empty(t, w.again(start))
+	require.Equal(t, before, w.types(id), "it stays stopped")
+	require.Equal(t, rested, w.used(), "what was taken for it is given back")
+	require.Empty(t, w.refused(startCommand(id)))
+	w.await(id, sandbox.Ready)
+	require.Equal(t, used, w.used())
 }
 
 func (w *world) used() quotas.Quotas {

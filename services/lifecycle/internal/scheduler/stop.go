@@ -5,9 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/sandtrail/sandtrail/libs/envelope"
+	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
+	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
 )
@@ -26,9 +29,7 @@ func (s *Scheduler) stop(ctx context.Context, cmd *commandsv1.SandboxCommand) (u
 		if _, err := s.stops(ctx, sb); err != nil {
 			return sb.Seq, err
 		}
-		sb, err = history.Record(ctx, s.events, sb.Tenant, sb.ID, "stopping", s.meta(cmd), func(sandbox.Sandbox) sandbox.Command {
-			return sandbox.Stop{}
-		})
+		sb, err = s.once(ctx, cmd, "stopping", sandbox.Stop{})
 	}
 	if err != nil || sb.State != sandbox.Stopping {
 		return sb.Seq, err
@@ -38,6 +39,23 @@ func (s *Scheduler) stop(ctx context.Context, cmd *commandsv1.SandboxCommand) (u
 		Actor: cmd.GetActor(), CorrelationId: cmd.GetCorrelationId(), Time: cmd.GetTime(),
 		Command: &commandsv1.WorkerCommand_Halt{Halt: &commandsv1.Halt{}},
 	})
+}
+
+// once records what a command asks for. The event's id is derived from the command: delivered once more behind another stop or start it is done
+// already, and undoes nothing.
+func (s *Scheduler) once(ctx context.Context, cmd *commandsv1.SandboxCommand, what string, c sandbox.Command) (sandbox.Sandbox, error) {
+	h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
+		sb, err := sandbox.Fold(h)
+		if err != nil {
+			return nil, err
+		}
+		bodies, err := sandbox.Decide(sb, c)
+		return history.Events(s.meta(cmd), ids.Derive(what, cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
+	})
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return sandbox.Fold(h)
 }
 
 // stops is the worker of a sandbox, where it was heard of lately and keeps what is stopped.
@@ -74,14 +92,11 @@ func (s *Scheduler) restart(ctx context.Context, cmd *commandsv1.SandboxCommand)
 		if err := s.wake(ctx, sb); err != nil {
 			return sb.Seq, err
 		}
-		meta := s.meta(cmd)
-		woken, err := history.Record(ctx, s.events, sb.Tenant, sb.ID, "restarting", meta, func(sandbox.Sandbox) sandbox.Command {
-			return sandbox.Restart{At: meta.Time}
-		})
+		woken, err := s.once(ctx, cmd, "restarting", sandbox.Restart{At: s.meta(cmd).Time})
+		if err == nil && woken.State == sandbox.Stopped || err != nil && final(err) {
+			err = errors.Join(err, s.rest(ctx, sb))
+		}
 		if err != nil {
-			if final(err) {
-				err = errors.Join(err, s.rest(ctx, sb))
-			}
 			return sb.Seq, err
 		}
 		sb = woken
