@@ -73,6 +73,18 @@ func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key str
 	if err != nil {
 		return Written{}, err
 	}
+	if req.GetUploadId() != "" {
+		return u.upload(ctx, s, req)
+	}
+	bad := map[string]string{}
+	for field, given := range map[string]bool{"offset": req.GetOffset() != 0, "last": req.GetLast(), "abort": req.GetAbort()} {
+		if given {
+			bad[field] = "needs upload_id"
+		}
+	}
+	if len(bad) > 0 {
+		return Written{}, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").WithFields(bad)
+	}
 	c, err := u.claim(ctx, s.Tenant, "WriteFile", key, p.Actor, req)
 	if err != nil {
 		return Written{}, err
@@ -99,6 +111,41 @@ func (u *UseCases) WriteFile(ctx context.Context, p principal.Principal, key str
 		}
 		return done, nil
 	})
+}
+
+// upload writes one part of a file that comes in several calls. It is the same part however often it comes, so that it needs no key. Until
+// the last one there is nothing to tell but that it was taken.
+func (u *UseCases) upload(ctx context.Context, s sandbox.Sandbox, req *computev1.WriteFileRequest) (Written, error) {
+	data := req.GetData()
+	switch {
+	case req.GetAppend():
+		return Written{}, fault.New(fault.InvalidArgument, fault.ReasonValidation, "the request is not valid").
+			WithFields(map[string]string{"append": "does not go with upload_id"})
+	case req.GetOffset() > u.limits.MaxFileBytes-int64(len(data)):
+		return Written{}, u.tooLarge()
+	}
+	s, err := u.running(ctx, s)
+	if err != nil {
+		return Written{}, err
+	}
+	for at := 0; ; at += partBytes {
+		end := min(at+partBytes, len(data))
+		last := req.GetLast() && end == len(data)
+		reply, err := u.fileCall(ctx, s, &commandsv1.FileCall{Call: &commandsv1.FileCall_Write{Write: &commandsv1.WritePart{
+			Path: req.GetPath(), UploadId: req.GetUploadId(), Offset: req.GetOffset() + int64(at), Data: data[at:end], Last: last, Mode: req.GetMode(), Abort: req.GetAbort(),
+		}}})
+		if fault.Is(err, fault.ReasonIllegalState) && req.GetLast() && !last {
+			// An earlier call may have come to its end without telling: the toolbox answers the last part again.
+			at = (len(data)-1)/partBytes*partBytes - partBytes
+			continue
+		}
+		if err != nil {
+			return Written{}, err
+		}
+		if end == len(data) || req.GetAbort() {
+			return Written{Bytes: int64(len(data)), Size: reply.GetSize(), SHA256: reply.GetSha256()}, nil
+		}
+	}
 }
 
 // writePart sends the part of a file at offset. The part that reaches the end of the data is the last one, and gives what the

@@ -1826,7 +1826,12 @@ type WriteFileRequest struct {
 	Data      []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
 	Append    bool                   `protobuf:"varint,4,opt,name=append,proto3" json:"append,omitempty"`
 	// Permission bits; 0644 unless set.
-	Mode          uint32 `protobuf:"varint,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	Mode uint32 `protobuf:"varint,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Parts of one path with one id, which the caller makes, are one write: the file changes at once, with the last. Each may be repeated.
+	UploadId      string `protobuf:"bytes,100,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
+	Offset        int64  `protobuf:"varint,101,opt,name=offset,proto3" json:"offset,omitempty"`
+	Last          bool   `protobuf:"varint,102,opt,name=last,proto3" json:"last,omitempty"`
+	Abort         bool   `protobuf:"varint,103,opt,name=abort,proto3" json:"abort,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1894,6 +1899,34 @@ func (x *WriteFileRequest) GetMode() uint32 {
 		return x.Mode
 	}
 	return 0
+}
+
+func (x *WriteFileRequest) GetUploadId() string {
+	if x != nil {
+		return x.UploadId
+	}
+	return ""
+}
+
+func (x *WriteFileRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *WriteFileRequest) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+func (x *WriteFileRequest) GetAbort() bool {
+	if x != nil {
+		return x.Abort
+	}
+	return false
 }
 
 type WriteFileResponse struct {
@@ -3222,7 +3255,7 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1d\n" +
 	"\n" +
 	"total_size\x18\x02 \x01(\x03R\ttotalSize\x12\x10\n" +
-	"\x03eof\x18\x03 \x01(\bR\x03eof\"\xb1\x01\n" +
+	"\x03eof\x18\x03 \x01(\bR\x03eof\"\xa6\x02\n" +
 	"\x10WriteFileRequest\x12'\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsandboxId\x12\x1e\n" +
@@ -3231,7 +3264,11 @@ const file_compute_v1_compute_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\x80\bR\x04data\x12\x16\n" +
 	"\x06append\x18\x04 \x01(\bR\x06append\x12\x1c\n" +
-	"\x04mode\x18\x05 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x03R\x04mode\"d\n" +
+	"\x04mode\x18\x05 \x01(\rB\b\xbaH\x05*\x03\x18\xff\x03R\x04mode\x12(\n" +
+	"\tupload_id\x18d \x01(\tB\v\xbaH\b\xd8\x01\x01r\x03\xb0\x01\x01R\buploadId\x12\x1f\n" +
+	"\x06offset\x18e \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x06offset\x12\x12\n" +
+	"\x04last\x18f \x01(\bR\x04last\x12\x14\n" +
+	"\x05abort\x18g \x01(\bR\x05abort\"d\n" +
 	"\x11WriteFileResponse\x12#\n" +
 	"\rbytes_written\x18\x01 \x01(\x03R\fbytesWritten\x12\x12\n" +
 	"\x04size\x18d \x01(\x03R\x04size\x12\x16\n" +
