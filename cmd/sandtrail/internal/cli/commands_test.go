@@ -248,7 +248,7 @@ func TestCpFiles(t *testing.T) {
 	require.NoError(t, err)
 	local := filepath.Join(dir, "big:file")
 	require.NoError(t, os.WriteFile(local, content, 0o640))
-	f.loseWrite = 2 // an append that was done and not answered must not be done again
+	f.loseWrite = 2 // a part that was taken and not answered is sent again, and is there once
 	r := f.run(t, "cp", local, box+":data/")
 	require.Equal(t, 0, r.code, r.stderr)
 	require.True(t, bytes.Equal(content, f.files["data/big:file"].data))

@@ -32,7 +32,7 @@ type Cp struct {
 func (c *Cp) Help() string {
 	return "Paths in a sandbox are relative to its workspace. A target that ends in / gets the source under its own name; without it the " +
 		"target is the copy's name. Directories on the way are made, empty ones are not copied. Files of any size are copied in parts of " +
-		"4 MiB; permission bits are kept."
+		"4 MiB; permission bits are kept. A file is there once all of it is: until then, and where the copy fails, readers see the old one."
 }
 
 // place is one side of a copy; Sandbox is empty for a local one.
@@ -164,9 +164,6 @@ func (t *transfer) put(r io.Reader, dst place, name string, size int64, mode uin
 	n, err := t.api.Upload(t.ctx, dst.Sandbox, dst.Path, r, mode, func(done int64) { t.progress.Bytes(name, done, size) })
 	t.Bytes += n
 	if err != nil {
-		if n > 0 {
-			return aboutError{fmt.Sprintf("copy %s (%s of it are there)", name, render.Bytes(uint64(n))), err}
-		}
 		return aboutError{"copy " + name, err}
 	}
 	t.Files++

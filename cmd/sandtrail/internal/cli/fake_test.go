@@ -66,6 +66,10 @@ type fake struct {
 	// loseAppend answers the n-th write with a failure after it was done, 0 none.
 	loseWrite int
 	writes    int
+	// uploads are files in parts; onPart is told of the file that is there when one comes. An earlier server knows no parts.
+	uploads map[string][]byte
+	onPart  func(now *file)
+	earlier bool
 }
 
 type file struct {
@@ -83,7 +87,7 @@ type piece struct {
 
 func newFake(t *testing.T) *fake {
 	t.Helper()
-	f := &fake{starts: map[string]int{}, files: map[string]*file{}}
+	f := &fake{starts: map[string]int{}, files: map[string]*file{}, uploads: map[string][]byte{}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	f.serve(l)
@@ -325,16 +329,40 @@ func (f *fake) ReadFile(_ context.Context, req *computev1.ReadFileRequest) (*com
 func (f *fake) WriteFile(_ context.Context, req *computev1.WriteFileRequest) (*computev1.WriteFileResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	x := f.files[req.GetPath()]
-	if x == nil || !req.GetAppend() {
-		x = &file{mode: req.GetMode()}
-		f.files[req.GetPath()] = x
+	f.writes++
+	lost := f.writes == f.loseWrite
+	id := req.GetUploadId()
+	if id != "" && !f.earlier {
+		if req.GetAbort() {
+			delete(f.uploads, id)
+			return &computev1.WriteFileResponse{}, nil
+		}
+		if req.GetOffset() > int64(len(f.uploads[id])) {
+			return nil, status.Error(codes.InvalidArgument, "parts must come in order")
+		}
+		f.uploads[id] = append(f.uploads[id][:req.GetOffset():req.GetOffset()], req.GetData()...)
+		if f.onPart != nil {
+			f.onPart(f.files[req.GetPath()])
+		}
 	}
-	x.data = append(x.data, req.GetData()...)
-	if f.writes++; f.writes == f.loseWrite {
+	res := &computev1.WriteFileResponse{BytesWritten: int64(len(req.GetData()))}
+	if id == "" || f.earlier || req.GetLast() {
+		x := f.files[req.GetPath()]
+		if x == nil || !req.GetAppend() {
+			x = &file{mode: req.GetMode()}
+			f.files[req.GetPath()] = x
+		}
+		if id != "" && !f.earlier {
+			x.data = f.uploads[id]
+		} else {
+			x.data = append(x.data, req.GetData()...)
+		}
+		res.Size = int64(len(x.data))
+	}
+	if lost {
 		return nil, status.Error(codes.Unavailable, "the answer is lost")
 	}
-	return &computev1.WriteFileResponse{BytesWritten: int64(len(req.GetData()))}, nil
+	return res, nil
 }
 
 func (f *fake) ListFiles(_ context.Context, req *computev1.ListFilesRequest) (*computev1.ListFilesResponse, error) {

@@ -1,13 +1,16 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path"
+	"time"
 
 	"github.com/sandtrail/sandtrail/libs/fault"
+	"github.com/sandtrail/sandtrail/libs/ids"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 )
 
@@ -18,43 +21,97 @@ const (
 	maxEntries = 10_000
 )
 
-// Upload writes r to a file of a sandbox and returns how many bytes it wrote. The first part replaces the file, the others are
-// appended, so a reader may see the beginning before the end is there, and a failure leaves what it says it has written.
-// progress is told how many bytes are there after each part.
+// Upload makes what r has a file of a sandbox, at once, and returns how many bytes that were: readers see the old file or the new one, and a
+// failure leaves the old one. progress is told how many bytes were taken after each part. (A server of an earlier version knows no parts: there
+// the file grows as they come.)
 func (c *Client) Upload(ctx context.Context, sandbox, name string, r io.Reader, mode uint32, progress func(done int64)) (int64, error) {
-	part := make([]byte, PartBytes)
-	var done int64
-	for {
-		n, err := io.ReadFull(r, part)
-		last := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-		if err != nil && !last {
-			return done, fmt.Errorf("read what is to be copied: %w", err)
+	parts := [2][]byte{make([]byte, PartBytes), nil}
+	n, over, err := readPart(r, parts[0])
+	if err != nil {
+		return 0, err
+	}
+	req := &computev1.WriteFileRequest{SandboxId: sandbox, Path: name, Mode: mode, Data: parts[0][:n]}
+	if over {
+		if _, err := Retry(ctx, c, func(ctx context.Context) (*computev1.WriteFileResponse, error) { return c.WriteFile(ctx, req) }); err != nil {
+			return 0, err
 		}
-		if n > 0 || done == 0 {
-			req := &computev1.WriteFileRequest{SandboxId: sandbox, Path: name, Data: part[:n], Append: done > 0, Mode: mode}
-			if err := c.write(ctx, req, done); err != nil {
+		progress(int64(n))
+		return int64(n), nil
+	}
+	parts[1], req.UploadId = make([]byte, PartBytes), ids.New()
+	for i := 1; ; i++ {
+		// What comes behind a part says whether it is the last one.
+		next := parts[i%2]
+		if n, over, err = readPart(r, next); err != nil {
+			return 0, c.giveUp(ctx, req, err)
+		}
+		req.Last = over && n == 0
+		res, err := Retry(ctx, c, func(ctx context.Context) (*computev1.WriteFileResponse, error) { return c.WriteFile(ctx, req) })
+		if err != nil {
+			return 0, c.giveUp(ctx, req, err)
+		}
+		done := req.GetOffset() + int64(len(req.GetData()))
+		progress(done)
+		switch {
+		case req.GetLast():
+			return done, nil
+		case res.GetSize() > 0:
+			return c.appendRest(ctx, sandbox, name, io.MultiReader(bytes.NewReader(next[:n]), r), mode, done, progress)
+		}
+		req.Offset, req.Data = done, next[:n]
+	}
+}
+
+// readPart fills part, or reads to the end of r: then it is over.
+func readPart(r io.Reader, part []byte) (n int, over bool, err error) {
+	n, err = io.ReadFull(r, part)
+	over = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	if err != nil && !over {
+		return n, false, fmt.Errorf("read what is to be copied: %w", err)
+	}
+	return n, over, nil
+}
+
+// abortWait bounds the call that gives an upload up.
+const abortWait = 5 * time.Second
+
+// giveUp removes what came of an upload, as far as the server is in reach: otherwise that goes by itself.
+func (c *Client) giveUp(ctx context.Context, req *computev1.WriteFileRequest, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWait)
+	defer cancel()
+	_, _ = c.WriteFile(ctx, &computev1.WriteFileRequest{SandboxId: req.GetSandboxId(), Path: req.GetPath(), UploadId: req.GetUploadId(), Abort: true}) // see above
+	return cause
+}
+
+// appendRest writes r behind the first done bytes of a file, part by part.
+func (c *Client) appendRest(ctx context.Context, sandbox, name string, r io.Reader, mode uint32, done int64, progress func(done int64)) (int64, error) {
+	part := make([]byte, PartBytes)
+	for {
+		n, over, err := readPart(r, part)
+		if err != nil {
+			return done, err
+		}
+		if n > 0 {
+			if err := c.write(ctx, &computev1.WriteFileRequest{SandboxId: sandbox, Path: name, Data: part[:n], Append: true, Mode: mode}, done); err != nil {
 				return done, err
 			}
 			done += int64(n)
 			progress(done)
 		}
-		if last {
+		if over {
 			return done, nil
 		}
 	}
 }
 
-// write writes one part behind the first `before` bytes of the file. An appended part whose answer was lost may be there: only
-// the file's size tells, so it is asked for before the part is sent again.
+// write appends one part behind the first `before` bytes of the file. One whose answer was lost may be there: only the file's size tells, so
+// it is asked for before the part is sent again.
 func (c *Client) write(ctx context.Context, req *computev1.WriteFileRequest, before int64) error {
 	p := c.patience(c.options.Patience)
 	for {
 		_, err := c.WriteFile(ctx, req)
 		if err == nil || !temporary(err) || !p.wait(ctx, err) {
 			return err
-		}
-		if !req.GetAppend() {
-			continue
 		}
 		have, err := Retry(ctx, c, func(ctx context.Context) (*computev1.ReadFileResponse, error) {
 			return c.ReadFile(ctx, &computev1.ReadFileRequest{SandboxId: req.GetSandboxId(), Path: req.GetPath(), MaxBytes: 1})
