@@ -103,6 +103,7 @@ func acts() []act {
 		pub("forge the end of a workspace", subject.Workspace("acme", "s").Subject(), host),
 		pub("change a tenant: its keys, quotas and budget", subject.Tenant("acme").Subject(), gateway, operator),
 		pub("say what a budget reached", subject.Budget("acme").Subject(), usage),
+		pub("forge what was decided about connections out of a sandbox", subject.Egress("acme", "s").Subject(), exec),
 		pub("forge what was decided about a letter", subject.Letter("acme", "l").Subject(), operator),
 		pub("sign the log", subject.Log("l").Subject(), gc),
 		pub("forge the record of a call", subject.Call("acme"), gateway),

@@ -34,13 +34,13 @@ const corpus = "../../proto/corpus/v1"
 // revisions are the events that fields were added to, with the name of what was added.
 var revisions = map[string][]string{
 	"ExecCompleted": {"limits"}, "SandboxReady": {"endpoint"}, "SandboxStarting": {"waiting"}, "ExecStarted": {"key", "stdin", "terminal"},
-	"ExecRequested": {"key", "stdin", "terminal"}, "SandboxRequested": {"name", "idle"}, "SandboxStopped": {"reason"},
+	"ExecRequested": {"key", "stdin", "terminal"}, "SandboxRequested": {"name", "idle", "egress"}, "SandboxStopped": {"reason"},
 }
 
 // parts are messages of the events package that are part of events and not events themselves.
 var parts = map[string]bool{
 	"Workspace": true, "Limits": true, "Placement": true, "Phase": true, "ExecSpec": true, "Gap": true, "Output": true, "Letter": true,
-	"Endpoint": true, "EventFilter": true, "QuotaLimit": true,
+	"Endpoint": true, "EventFilter": true, "QuotaLimit": true, "Egress": true, "EgressRule": true, "EgressDecision": true,
 }
 
 func eventTypes() []protoreflect.MessageType {
@@ -183,6 +183,8 @@ var stories = []struct{ agg, events, state string }{
 	{"sandbox", "SandboxRequested+idle SandboxStarting SandboxReady SandboxUsed SandboxDestroying SandboxDestroyed", "destroyed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxReady SandboxLabelled SandboxFailed", "failed"},
 	{"sandbox", "SandboxRequested SandboxStarting SandboxReady SandboxSnapshotting SandboxSnapshotted SandboxSnapshotFailed", "ready"},
+	{"sandbox", "SandboxRequested+egress SandboxEgressSet SandboxDestroying SandboxDestroyed", "destroyed"},
+	{"egress", "EgressDecided", "reason"},
 	{"exec", "ExecRequested ExecStarted ExecCancelRequested ExecCompleted", "completed"},
 	{"exec", "ExecStarted ExecCompleted+limits", "completed"},
 	{"exec", "ExecStarted ExecLost", "lost"},
@@ -242,6 +244,8 @@ func TestTheCorpusReplays(t *testing.T) {
 			n, err = sandbox.FoldName(eventlog.History{Aggregate: agg, Events: record(t, agg, eventlog.Tail{}, start, "c", bodies...)})
 			state = n.Sandbox
 			require.Equal(t, "name", n.Name)
+		case "egress": // nothing is decided on it
+			state = bodies[0].(*eventsv1.EgressDecided).GetDecisions()[0].GetReason()
 		case "call": // it stands in a stream of its own, in no history
 			state = bodies[0].(*eventsv1.CallEnded).GetOutcome()
 		case "letter":

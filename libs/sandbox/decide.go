@@ -35,6 +35,8 @@ type Create struct {
 	// Name must be reserved by the same append; Region, Provider and InstanceType are recorded as they were asked for.
 	Name                           string
 	Region, Provider, InstanceType string
+	// Egress is where its programs may connect to; nil: nowhere.
+	Egress *eventsv1.Egress
 }
 
 // Reschedule places it on another worker before its start has begun there. The worker it has already decides nothing.
@@ -201,7 +203,7 @@ func (c Create) decide(s Sandbox) ([]proto.Message, error) {
 		Labels:    maps.Clone(c.Labels),
 		Placement: c.Placement,
 		ExpiresAt: stamp(expires),
-		Name:      c.Name, Region: c.Region, Provider: c.Provider, InstanceType: c.InstanceType,
+		Name:      c.Name, Region: c.Region, Provider: c.Provider, InstanceType: c.InstanceType, Egress: c.Egress,
 	})
 }
 

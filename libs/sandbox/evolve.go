@@ -36,6 +36,8 @@ var (
 	stepLabelled  = step{"labelled", []string{Requested, Scheduled, Starting, Ready, Failed, Stopping, Stopped}, ""}
 	stepSampled   = step{"usage sampled", []string{Ready, Stopping}, ""}
 
+	stepEgress = step{"egress", []string{Requested, Scheduled, Starting, Ready, Stopping, Stopped}, ""}
+
 	stepSnapshotting   = step{"snapshotting", []string{Ready}, ""}
 	stepSnapshotted    = step{"snapshotted", []string{Starting, Ready, Stopping, Stopped}, ""}
 	stepSnapshotFailed = step{"snapshot failed", []string{Starting, Ready, Stopping, Stopped}, ""}
@@ -71,6 +73,8 @@ func stepOf(body any) (step, bool) {
 		return stepUsed, true
 	case *eventsv1.SandboxLabelled:
 		return stepLabelled, true
+	case *eventsv1.SandboxEgressSet:
+		return stepEgress, true
 	case *eventsv1.SandboxSnapshotting:
 		return stepSnapshotting, true
 	case *eventsv1.SandboxSnapshotted:
@@ -141,6 +145,9 @@ func (s *Sandbox) apply(e envelope.Recorded) {
 	case *eventsv1.SandboxLabelled:
 		s.Labels = b.GetLabels()
 		s.Relabelled++
+	case *eventsv1.SandboxEgressSet:
+		s.Egress = b.GetEgress()
+		s.EgressSets++
 	case *eventsv1.SandboxSnapshotting, *eventsv1.SandboxSnapshotted, *eventsv1.SandboxSnapshotFailed:
 		s.Snapshot = s.Snapshot.behind(e)
 	case *eventsv1.SandboxUsageSampled:
@@ -165,6 +172,7 @@ func (s *Sandbox) request(e envelope.Recorded, b *eventsv1.SandboxRequested) {
 	}
 	s.ID, s.SessionID, s.OrgID = b.GetSandboxId(), b.GetSessionId(), b.GetOrgId()
 	s.Image, s.EnvKeys, s.Labels, s.Name = b.GetImage(), b.GetEnvKeys(), b.GetLabels(), b.GetName()
+	s.Egress = b.GetEgress()
 	s.Limits, s.Workspace, s.Requested = b.GetLimits(), b.GetWorkspace(), b
 	s.Worker = b.GetPlacement().GetWorker()
 	s.CommandID, s.CreatedAt, s.OrderedAt = e.Cause, e.Time, e.Time

@@ -57,7 +57,7 @@ func genUsage(t *rapid.T) *commonv1.UsageMetrics {
 func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 	id := fmt.Sprintf("command-%d", rapid.IntRange(0, 3).Draw(t, "command"))
 	worker := rapid.SampledFrom([]string{"w1", "w2"}).Draw(t, "worker")
-	switch rapid.IntRange(0, 19).Draw(t, "kind") {
+	switch rapid.IntRange(0, 20).Draw(t, "kind") {
 	case 0:
 		return id, sandbox.Create{
 			CommandID: id, At: at, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: worker},
@@ -100,6 +100,10 @@ func genCommand(t *rapid.T, at time.Time) (string, sandbox.Command) {
 		return id, sandbox.MarkSnapshotted{Sequence: rapid.Uint64Range(1, 20).Draw(t, "sequence"), Digest: "d"}
 	case 18:
 		return id, sandbox.FailSnapshot{Sequence: rapid.Uint64Range(1, 20).Draw(t, "sequence"), Reason: fault.ReasonDiskFull}
+	case 19:
+		return id, sandbox.SetEgress{Egress: rapid.SampledFrom([]*eventsv1.Egress{
+			nil, {}, {Allow: []*eventsv1.EgressRule{{Host: "a.example"}}}, {Allow: []*eventsv1.EgressRule{{Host: "none"}}},
+		}).Draw(t, "egress")}
 	case 9:
 		return id, sandbox.MarkWaiting{
 			Worker: worker, Reason: rapid.SampledFrom([]fault.Reason{"", fault.ReasonUnschedulable}).Draw(t, "reason"),

@@ -62,6 +62,10 @@ type Sandbox struct {
 	Labels map[string]string
 	// Relabelled counts how often they were changed.
 	Relabelled int
+	// Egress is where its programs may connect to now; nil: nowhere, and there is no way to ask. Shared with the event: read only.
+	Egress *eventsv1.Egress
+	// EgressSets counts how often that was changed.
+	EgressSets int
 	// Snapshot is the last that was asked for.
 	Snapshot Snapshot
 	// Limits, Workspace and Requested are shared with the event: read only.

@@ -64,13 +64,13 @@ func (s Sandbox) View() *commandsv1.SandboxView {
 	}
 }
 
-// wanted is what was requested with the labels of now: who looks for labels in a view need not know that they can change.
+// wanted is what was requested with the labels and the egress of now: who looks for them in a view need not know that they can change.
 func (s Sandbox) wanted() *eventsv1.SandboxRequested {
-	if s.Requested == nil || maps.Equal(s.Labels, s.Requested.GetLabels()) {
+	if s.Requested == nil || maps.Equal(s.Labels, s.Requested.GetLabels()) && s.Egress == s.Requested.GetEgress() {
 		return s.Requested
 	}
 	r := proto.CloneOf(s.Requested)
-	r.Labels = s.Labels
+	r.Labels, r.Egress = s.Labels, s.Egress
 	return r
 }
 
@@ -86,7 +86,7 @@ func FromView(v *commandsv1.SandboxView) Sandbox {
 	return Sandbox{
 		ID: v.GetSandboxId(), Tenant: v.GetTenantId(), State: v.GetState(),
 		SessionID: r.GetSessionId(), OrgID: r.GetOrgId(), Image: r.GetImage(), Name: r.GetName(),
-		EnvKeys: r.GetEnvKeys(), Labels: r.GetLabels(), Limits: r.GetLimits(), Workspace: r.GetWorkspace(), Requested: r,
+		EnvKeys: r.GetEnvKeys(), Labels: r.GetLabels(), Egress: r.GetEgress(), Limits: r.GetLimits(), Workspace: r.GetWorkspace(), Requested: r,
 		Worker: v.GetWorker(), Hostname: v.GetHostname(), ImageDigest: v.GetImageDigest(),
 		Reason: v.GetReason(), Message: v.GetMessage(),
 		CreatedAt: timeOf(v.GetCreatedAt()), OrderedAt: timeOf(ordered), ReadyAt: timeOf(v.GetReadyAt()), EndedAt: timeOf(v.GetEndedAt()),

@@ -35,13 +35,15 @@ const (
 	KindWebhook Kind = "webhook"
 	// KindBudget is what a tenant's budgets reached. What they are is an event of KindTenant.
 	KindBudget Kind = "budget"
+	// KindEgress is what was decided about connections out of a sandbox. What is allowed are events of KindSandbox.
+	KindEgress Kind = "egress"
 	// KindLog is the log itself: the signed checkpoints of one incarnation of it. Its tenant is NoTenant.
 	KindLog Kind = "log"
 )
 
 // Kinds are all kinds of aggregates.
 func Kinds() []Kind {
-	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindLetter, KindLog}
+	return []Kind{KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindEgress, KindLetter, KindLog}
 }
 
 // NoTenant stands where a tenant would for messages whose subject names none. Nobody can be this tenant.
@@ -68,7 +70,7 @@ func ValidToken(s string) bool {
 // ValidTenant reports whether s may be the id of a tenant.
 func ValidTenant(s string) bool { return s != NoTenant && ValidToken(s) }
 
-// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace), the exec's (KindExec, with Sandbox set), the
+// Aggregate names one aggregate. ID is the sandbox's id (KindSandbox, KindWorkspace, KindEgress), the exec's (KindExec, with Sandbox set), the
 // letter's, the log's, or that of a name (sandbox.NameID), and empty for KindTenant and KindBudget.
 type Aggregate struct {
 	Kind    Kind
@@ -90,6 +92,11 @@ func Exec(tenant, sandbox, id string) Aggregate {
 // Workspace is the aggregate of a sandbox's workspace; its id is the sandbox's.
 func Workspace(tenant, sandbox string) Aggregate {
 	return Aggregate{Kind: KindWorkspace, Tenant: tenant, Sandbox: sandbox, ID: sandbox}
+}
+
+// Egress is the aggregate of what was decided about connections out of a sandbox; its id is the sandbox's.
+func Egress(tenant, sandbox string) Aggregate {
+	return Aggregate{Kind: KindEgress, Tenant: tenant, Sandbox: sandbox, ID: sandbox}
 }
 
 // Name is the aggregate of a name of a tenant, by the id of the name.
@@ -115,7 +122,8 @@ func Log(id string) Aggregate { return Aggregate{Kind: KindLog, Tenant: NoTenant
 // Subject is where the aggregate's whole history stands:
 //
 //	evt.<tenant>.sandbox.<id>  evt.<tenant>.exec.<sandbox>.<exec>  evt.<tenant>.workspace.<id>  evt.<tenant>.tenant
-//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt.<tenant>.webhook.<id>  evt.<tenant>.budget  evt._none.log.<id>
+//	evt.<tenant>.name.<id>  evt.<tenant>.letter.<id>  evt.<tenant>.webhook.<id>  evt.<tenant>.budget
+//	evt.<tenant>.egress.<sandbox>  evt._none.log.<id>
 func (a Aggregate) Subject() string {
 	switch a.Kind {
 	case KindExec:
@@ -133,7 +141,7 @@ func (a Aggregate) Validate() error {
 		return invalid(a.Tenant)
 	}
 	switch a.Kind {
-	case KindSandbox, KindWorkspace, KindExec, KindName, KindWebhook, KindLetter, KindLog:
+	case KindSandbox, KindWorkspace, KindEgress, KindExec, KindName, KindWebhook, KindLetter, KindLog:
 		if a.Kind == KindLog && a.Tenant != NoTenant {
 			return fmt.Errorf("the log belongs to no tenant, not to %q", a.Tenant)
 		}
@@ -172,6 +180,8 @@ func ParseEvent(s string) (Aggregate, error) {
 		a = Sandbox(t[1], t[3])
 	case kind == KindWorkspace && n == 4:
 		a = Workspace(t[1], t[3])
+	case kind == KindEgress && n == 4:
+		a = Egress(t[1], t[3])
 	case kind == KindExec && n == 5:
 		a = Exec(t[1], t[3], t[4])
 	case kind == KindName && n == 4:
@@ -197,7 +207,7 @@ func Future(s string) bool {
 		return false
 	}
 	switch Kind(t[2]) {
-	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindLetter, KindLog:
+	case KindSandbox, KindExec, KindTenant, KindWorkspace, KindName, KindWebhook, KindBudget, KindEgress, KindLetter, KindLog:
 		return false
 	}
 	for _, token := range t[1:] {
@@ -227,6 +237,9 @@ func AllTenants() string { return "evt.*.tenant" }
 
 // AllBudgets matches what the budgets of every tenant reached: evt.*.budget
 func AllBudgets() string { return "evt.*.budget" }
+
+// AllEgress matches what was decided about connections out of every sandbox: evt.*.egress.*
+func AllEgress() string { return "evt.*.egress.*" }
 
 // AllWebhooks matches the events of every endpoint: evt.*.webhook.*
 func AllWebhooks() string { return "evt.*.webhook.*" }

@@ -26,7 +26,7 @@ func FuzzValidToken(f *testing.F) {
 // FuzzParseEvent: what parses is spelled again as it was read, and nothing in it could be more than one level.
 func FuzzParseEvent(f *testing.F) {
 	for _, s := range []string{
-		"evt.acme.sandbox.s", "evt.acme.exec.s.x", "evt.acme.workspace.s", "evt.acme.tenant", "evt.acme.letter.l", "evt._none.log.i", "live.evt.acme.exec.s.x",
+		"evt.acme.sandbox.s", "evt.acme.exec.s.x", "evt.acme.workspace.s", "evt.acme.tenant", "evt.acme.letter.l", "evt.acme.egress.s", "evt._none.log.i", "live.evt.acme.exec.s.x",
 		"", "evt", "evt.acme", "evt.acme.", "evt.acme.exec.s", "evt.acme.exec.s.x.y", "evt.acme.exec.s.x.", "evt.acme.sandbox.s.t", "evt.acme.tenant.t",
 		"evt..sandbox.s", "evt.acme.sandbox.", "evt.acme.sandbox.*", "evt.acme.exec.>.x", "cmd.acme.sandbox.s", "live.live.evt.acme.tenant", "evt.acme..s",
 	} {
@@ -46,7 +46,7 @@ func FuzzParseEvent(f *testing.F) {
 func TestParseEventIsTheInverseOfSubject(t *testing.T) {
 	for _, a := range []subject.Aggregate{
 		subject.Sandbox("acme", "s"), subject.Exec("acme", "s", "x"), subject.Workspace("acme", "s"), subject.Tenant("acme"),
-		subject.Letter("acme", "l"), subject.Webhook("acme", "w"),
+		subject.Letter("acme", "l"), subject.Webhook("acme", "w"), subject.Egress("acme", "s"),
 	} {
 		for _, s := range []string{a.Subject(), subject.Live(a.Subject())} {
 			got, err := subject.ParseEvent(s)

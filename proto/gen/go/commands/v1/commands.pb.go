@@ -46,6 +46,7 @@ type SandboxCommand struct {
 	//	*SandboxCommand_Extend
 	//	*SandboxCommand_Use
 	//	*SandboxCommand_Label
+	//	*SandboxCommand_Egress
 	//	*SandboxCommand_Stop
 	//	*SandboxCommand_Start
 	//	*SandboxCommand_Snapshot
@@ -185,6 +186,15 @@ func (x *SandboxCommand) GetLabel() *LabelSandbox {
 	return nil
 }
 
+func (x *SandboxCommand) GetEgress() *SetEgress {
+	if x != nil {
+		if x, ok := x.Command.(*SandboxCommand_Egress); ok {
+			return x.Egress
+		}
+	}
+	return nil
+}
+
 func (x *SandboxCommand) GetStop() *StopSandbox {
 	if x != nil {
 		if x, ok := x.Command.(*SandboxCommand_Stop); ok {
@@ -236,6 +246,10 @@ type SandboxCommand_Label struct {
 	Label *LabelSandbox `protobuf:"bytes,14,opt,name=label,proto3,oneof"`
 }
 
+type SandboxCommand_Egress struct {
+	Egress *SetEgress `protobuf:"bytes,15,opt,name=egress,proto3,oneof"`
+}
+
 type SandboxCommand_Stop struct {
 	Stop *StopSandbox `protobuf:"bytes,20,opt,name=stop,proto3,oneof"`
 }
@@ -257,6 +271,8 @@ func (*SandboxCommand_Extend) isSandboxCommand_Command() {}
 func (*SandboxCommand_Use) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Label) isSandboxCommand_Command() {}
+
+func (*SandboxCommand_Egress) isSandboxCommand_Command() {}
 
 func (*SandboxCommand_Stop) isSandboxCommand_Command() {}
 
@@ -288,7 +304,9 @@ type CreateSandbox struct {
 	// The provider that the worker must be of, empty: any. provider is as the caller said it.
 	OnProvider string `protobuf:"bytes,15,opt,name=on_provider,json=onProvider,proto3" json:"on_provider,omitempty"`
 	// What the worker's labels must say.
-	WorkerLabels  map[string]string `protobuf:"bytes,16,rep,name=worker_labels,json=workerLabels,proto3" json:"worker_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	WorkerLabels map[string]string `protobuf:"bytes,16,rep,name=worker_labels,json=workerLabels,proto3" json:"worker_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Where its programs may connect to; unset: nowhere.
+	Egress        *v1.Egress `protobuf:"bytes,17,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -431,6 +449,13 @@ func (x *CreateSandbox) GetOnProvider() string {
 func (x *CreateSandbox) GetWorkerLabels() map[string]string {
 	if x != nil {
 		return x.WorkerLabels
+	}
+	return nil
+}
+
+func (x *CreateSandbox) GetEgress() *v1.Egress {
+	if x != nil {
+		return x.Egress
 	}
 	return nil
 }
@@ -727,6 +752,51 @@ func (x *LabelSandbox) GetLabels() map[string]string {
 	return nil
 }
 
+// SetEgress says where its programs may connect to from now on.
+type SetEgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *v1.Egress             `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEgress) Reset() {
+	*x = SetEgress{}
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEgress) ProtoMessage() {}
+
+func (x *SetEgress) ProtoReflect() protoreflect.Message {
+	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEgress.ProtoReflect.Descriptor instead.
+func (*SetEgress) Descriptor() ([]byte, []int) {
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SetEgress) GetEgress() *v1.Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
 type Env struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Vars          map[string]string      `protobuf:"bytes,1,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -736,7 +806,7 @@ type Env struct {
 
 func (x *Env) Reset() {
 	*x = Env{}
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +818,7 @@ func (x *Env) String() string {
 func (*Env) ProtoMessage() {}
 
 func (x *Env) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[9]
+	mi := &file_commands_v1_commands_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +831,7 @@ func (x *Env) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Env.ProtoReflect.Descriptor instead.
 func (*Env) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{9}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Env) GetVars() map[string]string {
@@ -798,7 +868,7 @@ type WorkerCommand struct {
 
 func (x *WorkerCommand) Reset() {
 	*x = WorkerCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +880,7 @@ func (x *WorkerCommand) String() string {
 func (*WorkerCommand) ProtoMessage() {}
 
 func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[10]
+	mi := &file_commands_v1_commands_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +893,7 @@ func (x *WorkerCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerCommand.ProtoReflect.Descriptor instead.
 func (*WorkerCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{10}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WorkerCommand) GetCommandId() string {
@@ -977,7 +1047,7 @@ type Materialise struct {
 
 func (x *Materialise) Reset() {
 	*x = Materialise{}
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1059,7 @@ func (x *Materialise) String() string {
 func (*Materialise) ProtoMessage() {}
 
 func (x *Materialise) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[11]
+	mi := &file_commands_v1_commands_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1072,7 @@ func (x *Materialise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialise.ProtoReflect.Descriptor instead.
 func (*Materialise) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{11}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Materialise) GetSealedEnv() []byte {
@@ -1021,7 +1091,7 @@ type Teardown struct {
 
 func (x *Teardown) Reset() {
 	*x = Teardown{}
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1103,7 @@ func (x *Teardown) String() string {
 func (*Teardown) ProtoMessage() {}
 
 func (x *Teardown) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[12]
+	mi := &file_commands_v1_commands_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1116,7 @@ func (x *Teardown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Teardown.ProtoReflect.Descriptor instead.
 func (*Teardown) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{12}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Teardown) GetReason() string {
@@ -1065,7 +1135,7 @@ type Halt struct {
 
 func (x *Halt) Reset() {
 	*x = Halt{}
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1147,7 @@ func (x *Halt) String() string {
 func (*Halt) ProtoMessage() {}
 
 func (x *Halt) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[13]
+	mi := &file_commands_v1_commands_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1160,7 @@ func (x *Halt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Halt.ProtoReflect.Descriptor instead.
 func (*Halt) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{13}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
 }
 
 // TakeSnapshot makes the image of a sandbox that is asked for in the log.
@@ -1102,7 +1172,7 @@ type TakeSnapshot struct {
 
 func (x *TakeSnapshot) Reset() {
 	*x = TakeSnapshot{}
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1184,7 @@ func (x *TakeSnapshot) String() string {
 func (*TakeSnapshot) ProtoMessage() {}
 
 func (x *TakeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[14]
+	mi := &file_commands_v1_commands_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1197,7 @@ func (x *TakeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSnapshot.ProtoReflect.Descriptor instead.
 func (*TakeSnapshot) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{14}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
 }
 
 type DeleteWorkspace struct {
@@ -1139,7 +1209,7 @@ type DeleteWorkspace struct {
 
 func (x *DeleteWorkspace) Reset() {
 	*x = DeleteWorkspace{}
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1221,7 @@ func (x *DeleteWorkspace) String() string {
 func (*DeleteWorkspace) ProtoMessage() {}
 
 func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[15]
+	mi := &file_commands_v1_commands_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1234,7 @@ func (x *DeleteWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkspace.ProtoReflect.Descriptor instead.
 func (*DeleteWorkspace) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{15}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteWorkspace) GetReason() string {
@@ -1196,7 +1266,7 @@ type ExecCommand struct {
 
 func (x *ExecCommand) Reset() {
 	*x = ExecCommand{}
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1278,7 @@ func (x *ExecCommand) String() string {
 func (*ExecCommand) ProtoMessage() {}
 
 func (x *ExecCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[16]
+	mi := &file_commands_v1_commands_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1291,7 @@ func (x *ExecCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecCommand.ProtoReflect.Descriptor instead.
 func (*ExecCommand) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{16}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecCommand) GetCommandId() string {
@@ -1334,7 +1404,7 @@ type StartExec struct {
 
 func (x *StartExec) Reset() {
 	*x = StartExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1416,7 @@ func (x *StartExec) String() string {
 func (*StartExec) ProtoMessage() {}
 
 func (x *StartExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[17]
+	mi := &file_commands_v1_commands_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1429,7 @@ func (x *StartExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExec.ProtoReflect.Descriptor instead.
 func (*StartExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{17}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StartExec) GetSpec() *v1.ExecSpec {
@@ -1393,7 +1463,7 @@ type CancelExec struct {
 
 func (x *CancelExec) Reset() {
 	*x = CancelExec{}
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1475,7 @@ func (x *CancelExec) String() string {
 func (*CancelExec) ProtoMessage() {}
 
 func (x *CancelExec) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[18]
+	mi := &file_commands_v1_commands_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1488,7 @@ func (x *CancelExec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExec.ProtoReflect.Descriptor instead.
 func (*CancelExec) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{18}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelExec) GetReason() string {
@@ -1444,7 +1514,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1526,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[19]
+	mi := &file_commands_v1_commands_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1539,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{19}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Outcome) GetCommandId() string {
@@ -1540,7 +1610,7 @@ type SandboxView struct {
 
 func (x *SandboxView) Reset() {
 	*x = SandboxView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1622,7 @@ func (x *SandboxView) String() string {
 func (*SandboxView) ProtoMessage() {}
 
 func (x *SandboxView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[20]
+	mi := &file_commands_v1_commands_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1635,7 @@ func (x *SandboxView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxView.ProtoReflect.Descriptor instead.
 func (*SandboxView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{20}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SandboxView) GetTenantId() string {
@@ -1752,7 +1822,7 @@ type ExecView struct {
 
 func (x *ExecView) Reset() {
 	*x = ExecView{}
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +1834,7 @@ func (x *ExecView) String() string {
 func (*ExecView) ProtoMessage() {}
 
 func (x *ExecView) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[21]
+	mi := &file_commands_v1_commands_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +1847,7 @@ func (x *ExecView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecView.ProtoReflect.Descriptor instead.
 func (*ExecView) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{21}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecView) GetTenantId() string {
@@ -1907,7 +1977,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +1989,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[22]
+	mi := &file_commands_v1_commands_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2002,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{22}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -2059,7 +2129,7 @@ type FileCall struct {
 
 func (x *FileCall) Reset() {
 	*x = FileCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2141,7 @@ func (x *FileCall) String() string {
 func (*FileCall) ProtoMessage() {}
 
 func (x *FileCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[23]
+	mi := &file_commands_v1_commands_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2154,7 @@ func (x *FileCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileCall.ProtoReflect.Descriptor instead.
 func (*FileCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{23}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FileCall) GetTenantId() string {
@@ -2288,7 +2358,7 @@ type ReadPart struct {
 
 func (x *ReadPart) Reset() {
 	*x = ReadPart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2370,7 @@ func (x *ReadPart) String() string {
 func (*ReadPart) ProtoMessage() {}
 
 func (x *ReadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[24]
+	mi := &file_commands_v1_commands_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2383,7 @@ func (x *ReadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPart.ProtoReflect.Descriptor instead.
 func (*ReadPart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{24}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadPart) GetPath() string {
@@ -2359,7 +2429,7 @@ type WritePart struct {
 
 func (x *WritePart) Reset() {
 	*x = WritePart{}
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2441,7 @@ func (x *WritePart) String() string {
 func (*WritePart) ProtoMessage() {}
 
 func (x *WritePart) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[25]
+	mi := &file_commands_v1_commands_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2454,7 @@ func (x *WritePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePart.ProtoReflect.Descriptor instead.
 func (*WritePart) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{25}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WritePart) GetPath() string {
@@ -2470,7 +2540,7 @@ type ListCall struct {
 
 func (x *ListCall) Reset() {
 	*x = ListCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2552,7 @@ func (x *ListCall) String() string {
 func (*ListCall) ProtoMessage() {}
 
 func (x *ListCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[26]
+	mi := &file_commands_v1_commands_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2565,7 @@ func (x *ListCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCall.ProtoReflect.Descriptor instead.
 func (*ListCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{26}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListCall) GetPath() string {
@@ -2536,7 +2606,7 @@ type StatCall struct {
 
 func (x *StatCall) Reset() {
 	*x = StatCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2618,7 @@ func (x *StatCall) String() string {
 func (*StatCall) ProtoMessage() {}
 
 func (x *StatCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[27]
+	mi := &file_commands_v1_commands_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2631,7 @@ func (x *StatCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatCall.ProtoReflect.Descriptor instead.
 func (*StatCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{27}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatCall) GetPath() string {
@@ -2588,7 +2658,7 @@ type DeleteCall struct {
 
 func (x *DeleteCall) Reset() {
 	*x = DeleteCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +2670,7 @@ func (x *DeleteCall) String() string {
 func (*DeleteCall) ProtoMessage() {}
 
 func (x *DeleteCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[28]
+	mi := &file_commands_v1_commands_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +2683,7 @@ func (x *DeleteCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCall.ProtoReflect.Descriptor instead.
 func (*DeleteCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{28}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteCall) GetPath() string {
@@ -2644,7 +2714,7 @@ type MakeCall struct {
 
 func (x *MakeCall) Reset() {
 	*x = MakeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2726,7 @@ func (x *MakeCall) String() string {
 func (*MakeCall) ProtoMessage() {}
 
 func (x *MakeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[29]
+	mi := &file_commands_v1_commands_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2739,7 @@ func (x *MakeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeCall.ProtoReflect.Descriptor instead.
 func (*MakeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{29}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MakeCall) GetPath() string {
@@ -2720,7 +2790,7 @@ type StdinCall struct {
 
 func (x *StdinCall) Reset() {
 	*x = StdinCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2802,7 @@ func (x *StdinCall) String() string {
 func (*StdinCall) ProtoMessage() {}
 
 func (x *StdinCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[30]
+	mi := &file_commands_v1_commands_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2815,7 @@ func (x *StdinCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinCall.ProtoReflect.Descriptor instead.
 func (*StdinCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{30}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StdinCall) GetExecId() string {
@@ -2788,7 +2858,7 @@ type SignalCall struct {
 
 func (x *SignalCall) Reset() {
 	*x = SignalCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +2870,7 @@ func (x *SignalCall) String() string {
 func (*SignalCall) ProtoMessage() {}
 
 func (x *SignalCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[31]
+	mi := &file_commands_v1_commands_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +2883,7 @@ func (x *SignalCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalCall.ProtoReflect.Descriptor instead.
 func (*SignalCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{31}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SignalCall) GetExecId() string {
@@ -2841,7 +2911,7 @@ type ResizeCall struct {
 
 func (x *ResizeCall) Reset() {
 	*x = ResizeCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +2923,7 @@ func (x *ResizeCall) String() string {
 func (*ResizeCall) ProtoMessage() {}
 
 func (x *ResizeCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[32]
+	mi := &file_commands_v1_commands_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +2936,7 @@ func (x *ResizeCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCall.ProtoReflect.Descriptor instead.
 func (*ResizeCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{32}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResizeCall) GetExecId() string {
@@ -2895,7 +2965,7 @@ type ConnectCall struct {
 
 func (x *ConnectCall) Reset() {
 	*x = ConnectCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +2977,7 @@ func (x *ConnectCall) String() string {
 func (*ConnectCall) ProtoMessage() {}
 
 func (x *ConnectCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[33]
+	mi := &file_commands_v1_commands_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +2990,7 @@ func (x *ConnectCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectCall.ProtoReflect.Descriptor instead.
 func (*ConnectCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{33}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ConnectCall) GetTunnelId() string {
@@ -2953,7 +3023,7 @@ type TunnelCall struct {
 
 func (x *TunnelCall) Reset() {
 	*x = TunnelCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3035,7 @@ func (x *TunnelCall) String() string {
 func (*TunnelCall) ProtoMessage() {}
 
 func (x *TunnelCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[34]
+	mi := &file_commands_v1_commands_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3048,7 @@ func (x *TunnelCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelCall.ProtoReflect.Descriptor instead.
 func (*TunnelCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{34}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TunnelCall) GetCall() isTunnelCall_Call {
@@ -3047,7 +3117,7 @@ type TunnelRead struct {
 
 func (x *TunnelRead) Reset() {
 	*x = TunnelRead{}
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3129,7 @@ func (x *TunnelRead) String() string {
 func (*TunnelRead) ProtoMessage() {}
 
 func (x *TunnelRead) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[35]
+	mi := &file_commands_v1_commands_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3142,7 @@ func (x *TunnelRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRead.ProtoReflect.Descriptor instead.
 func (*TunnelRead) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{35}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
 }
 
 type TunnelClose struct {
@@ -3083,7 +3153,7 @@ type TunnelClose struct {
 
 func (x *TunnelClose) Reset() {
 	*x = TunnelClose{}
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3165,7 @@ func (x *TunnelClose) String() string {
 func (*TunnelClose) ProtoMessage() {}
 
 func (x *TunnelClose) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[36]
+	mi := &file_commands_v1_commands_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3178,7 @@ func (x *TunnelClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelClose.ProtoReflect.Descriptor instead.
 func (*TunnelClose) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{36}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
 }
 
 type StatsCall struct {
@@ -3119,7 +3189,7 @@ type StatsCall struct {
 
 func (x *StatsCall) Reset() {
 	*x = StatsCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3201,7 @@ func (x *StatsCall) String() string {
 func (*StatsCall) ProtoMessage() {}
 
 func (x *StatsCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[37]
+	mi := &file_commands_v1_commands_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3214,7 @@ func (x *StatsCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsCall.ProtoReflect.Descriptor instead.
 func (*StatsCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{37}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
 }
 
 type FileReply struct {
@@ -3177,7 +3247,7 @@ type FileReply struct {
 
 func (x *FileReply) Reset() {
 	*x = FileReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3259,7 @@ func (x *FileReply) String() string {
 func (*FileReply) ProtoMessage() {}
 
 func (x *FileReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[38]
+	mi := &file_commands_v1_commands_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3272,7 @@ func (x *FileReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileReply.ProtoReflect.Descriptor instead.
 func (*FileReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{38}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FileReply) GetError() *v11.ErrorDetail {
@@ -3338,7 +3408,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3420,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[39]
+	mi := &file_commands_v1_commands_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3433,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{39}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FileInfo) GetPath() string {
@@ -3426,7 +3496,7 @@ type UsageQuery struct {
 
 func (x *UsageQuery) Reset() {
 	*x = UsageQuery{}
-	mi := &file_commands_v1_commands_proto_msgTypes[40]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3508,7 @@ func (x *UsageQuery) String() string {
 func (*UsageQuery) ProtoMessage() {}
 
 func (x *UsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[40]
+	mi := &file_commands_v1_commands_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3521,7 @@ func (x *UsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageQuery.ProtoReflect.Descriptor instead.
 func (*UsageQuery) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{40}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UsageQuery) GetTenantId() string {
@@ -3508,7 +3578,7 @@ type UsageReply struct {
 
 func (x *UsageReply) Reset() {
 	*x = UsageReply{}
-	mi := &file_commands_v1_commands_proto_msgTypes[41]
+	mi := &file_commands_v1_commands_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3520,7 +3590,7 @@ func (x *UsageReply) String() string {
 func (*UsageReply) ProtoMessage() {}
 
 func (x *UsageReply) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[41]
+	mi := &file_commands_v1_commands_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3533,7 +3603,7 @@ func (x *UsageReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageReply.ProtoReflect.Descriptor instead.
 func (*UsageReply) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{41}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UsageReply) GetError() *v11.ErrorDetail {
@@ -3575,7 +3645,7 @@ type RedriveCall struct {
 
 func (x *RedriveCall) Reset() {
 	*x = RedriveCall{}
-	mi := &file_commands_v1_commands_proto_msgTypes[42]
+	mi := &file_commands_v1_commands_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +3657,7 @@ func (x *RedriveCall) String() string {
 func (*RedriveCall) ProtoMessage() {}
 
 func (x *RedriveCall) ProtoReflect() protoreflect.Message {
-	mi := &file_commands_v1_commands_proto_msgTypes[42]
+	mi := &file_commands_v1_commands_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +3670,7 @@ func (x *RedriveCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveCall.ProtoReflect.Descriptor instead.
 func (*RedriveCall) Descriptor() ([]byte, []int) {
-	return file_commands_v1_commands_proto_rawDescGZIP(), []int{42}
+	return file_commands_v1_commands_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RedriveCall) GetSequence() uint64 {
@@ -3614,7 +3684,7 @@ var File_commands_v1_commands_proto protoreflect.FileDescriptor
 
 const file_commands_v1_commands_proto_rawDesc = "" +
 	"\n" +
-	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x05\n" +
+	"\x1acommands/v1/commands.proto\x12\x15sandtrail.commands.v1\x1a\x16common/v1/common.proto\x1a\x18compute/v1/compute.proto\x1a\x16events/v1/egress.proto\x1a\x16events/v1/events.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xae\x06\n" +
 	"\x0eSandboxCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x1b\n" +
@@ -3630,11 +3700,12 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\adestroy\x18\v \x01(\v2%.sandtrail.commands.v1.DestroySandboxH\x00R\adestroy\x12>\n" +
 	"\x06extend\x18\f \x01(\v2$.sandtrail.commands.v1.ExtendSandboxH\x00R\x06extend\x125\n" +
 	"\x03use\x18\r \x01(\v2!.sandtrail.commands.v1.UseSandboxH\x00R\x03use\x12;\n" +
-	"\x05label\x18\x0e \x01(\v2#.sandtrail.commands.v1.LabelSandboxH\x00R\x05label\x128\n" +
+	"\x05label\x18\x0e \x01(\v2#.sandtrail.commands.v1.LabelSandboxH\x00R\x05label\x12:\n" +
+	"\x06egress\x18\x0f \x01(\v2 .sandtrail.commands.v1.SetEgressH\x00R\x06egress\x128\n" +
 	"\x04stop\x18\x14 \x01(\v2\".sandtrail.commands.v1.StopSandboxH\x00R\x04stop\x12;\n" +
 	"\x05start\x18\x15 \x01(\v2#.sandtrail.commands.v1.StartSandboxH\x00R\x05start\x12D\n" +
 	"\bsnapshot\x18\x16 \x01(\v2&.sandtrail.commands.v1.SnapshotSandboxH\x00R\bsnapshotB\t\n" +
-	"\acommand\"\xf4\x05\n" +
+	"\acommand\"\xa9\x06\n" +
 	"\rCreateSandbox\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x15\n" +
@@ -3655,7 +3726,8 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\fasked_region\x18\x0e \x01(\tR\vaskedRegion\x12\x1f\n" +
 	"\von_provider\x18\x0f \x01(\tR\n" +
 	"onProvider\x12[\n" +
-	"\rworker_labels\x18\x10 \x03(\v26.sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntryR\fworkerLabels\x1a9\n" +
+	"\rworker_labels\x18\x10 \x03(\v26.sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntryR\fworkerLabels\x123\n" +
+	"\x06egress\x18\x11 \x01(\v2\x1b.sandtrail.events.v1.EgressR\x06egress\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a?\n" +
@@ -3677,7 +3749,9 @@ const file_commands_v1_commands_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v2/.sandtrail.commands.v1.LabelSandbox.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"@\n" +
+	"\tSetEgress\x123\n" +
+	"\x06egress\x18\x01 \x01(\v2\x1b.sandtrail.events.v1.EgressR\x06egress\"x\n" +
 	"\x03Env\x128\n" +
 	"\x04vars\x18\x01 \x03(\v2$.sandtrail.commands.v1.Env.VarsEntryR\x04vars\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
@@ -3949,7 +4023,7 @@ func file_commands_v1_commands_proto_rawDescGZIP() []byte {
 	return file_commands_v1_commands_proto_rawDescData
 }
 
-var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_commands_v1_commands_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_commands_v1_commands_proto_goTypes = []any{
 	(*SandboxCommand)(nil),        // 0: sandtrail.commands.v1.SandboxCommand
 	(*CreateSandbox)(nil),         // 1: sandtrail.commands.v1.CreateSandbox
@@ -3960,134 +4034,139 @@ var file_commands_v1_commands_proto_goTypes = []any{
 	(*SnapshotSandbox)(nil),       // 6: sandtrail.commands.v1.SnapshotSandbox
 	(*UseSandbox)(nil),            // 7: sandtrail.commands.v1.UseSandbox
 	(*LabelSandbox)(nil),          // 8: sandtrail.commands.v1.LabelSandbox
-	(*Env)(nil),                   // 9: sandtrail.commands.v1.Env
-	(*WorkerCommand)(nil),         // 10: sandtrail.commands.v1.WorkerCommand
-	(*Materialise)(nil),           // 11: sandtrail.commands.v1.Materialise
-	(*Teardown)(nil),              // 12: sandtrail.commands.v1.Teardown
-	(*Halt)(nil),                  // 13: sandtrail.commands.v1.Halt
-	(*TakeSnapshot)(nil),          // 14: sandtrail.commands.v1.TakeSnapshot
-	(*DeleteWorkspace)(nil),       // 15: sandtrail.commands.v1.DeleteWorkspace
-	(*ExecCommand)(nil),           // 16: sandtrail.commands.v1.ExecCommand
-	(*StartExec)(nil),             // 17: sandtrail.commands.v1.StartExec
-	(*CancelExec)(nil),            // 18: sandtrail.commands.v1.CancelExec
-	(*Outcome)(nil),               // 19: sandtrail.commands.v1.Outcome
-	(*SandboxView)(nil),           // 20: sandtrail.commands.v1.SandboxView
-	(*ExecView)(nil),              // 21: sandtrail.commands.v1.ExecView
-	(*WorkerStatus)(nil),          // 22: sandtrail.commands.v1.WorkerStatus
-	(*FileCall)(nil),              // 23: sandtrail.commands.v1.FileCall
-	(*ReadPart)(nil),              // 24: sandtrail.commands.v1.ReadPart
-	(*WritePart)(nil),             // 25: sandtrail.commands.v1.WritePart
-	(*ListCall)(nil),              // 26: sandtrail.commands.v1.ListCall
-	(*StatCall)(nil),              // 27: sandtrail.commands.v1.StatCall
-	(*DeleteCall)(nil),            // 28: sandtrail.commands.v1.DeleteCall
-	(*MakeCall)(nil),              // 29: sandtrail.commands.v1.MakeCall
-	(*StdinCall)(nil),             // 30: sandtrail.commands.v1.StdinCall
-	(*SignalCall)(nil),            // 31: sandtrail.commands.v1.SignalCall
-	(*ResizeCall)(nil),            // 32: sandtrail.commands.v1.ResizeCall
-	(*ConnectCall)(nil),           // 33: sandtrail.commands.v1.ConnectCall
-	(*TunnelCall)(nil),            // 34: sandtrail.commands.v1.TunnelCall
-	(*TunnelRead)(nil),            // 35: sandtrail.commands.v1.TunnelRead
-	(*TunnelClose)(nil),           // 36: sandtrail.commands.v1.TunnelClose
-	(*StatsCall)(nil),             // 37: sandtrail.commands.v1.StatsCall
-	(*FileReply)(nil),             // 38: sandtrail.commands.v1.FileReply
-	(*FileInfo)(nil),              // 39: sandtrail.commands.v1.FileInfo
-	(*UsageQuery)(nil),            // 40: sandtrail.commands.v1.UsageQuery
-	(*UsageReply)(nil),            // 41: sandtrail.commands.v1.UsageReply
-	(*RedriveCall)(nil),           // 42: sandtrail.commands.v1.RedriveCall
-	nil,                           // 43: sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	nil,                           // 44: sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
-	nil,                           // 45: sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	nil,                           // 46: sandtrail.commands.v1.Env.VarsEntry
-	nil,                           // 47: sandtrail.commands.v1.WorkerStatus.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
-	(*v1.Workspace)(nil),          // 49: sandtrail.events.v1.Workspace
-	(*v1.Limits)(nil),             // 50: sandtrail.events.v1.Limits
-	(*v1.ExecSpec)(nil),           // 51: sandtrail.events.v1.ExecSpec
-	(*v11.ErrorDetail)(nil),       // 52: common.v1.ErrorDetail
-	(*v1.SandboxRequested)(nil),   // 53: sandtrail.events.v1.SandboxRequested
-	(*v11.UsageMetrics)(nil),      // 54: common.v1.UsageMetrics
-	(*v1.Endpoint)(nil),           // 55: sandtrail.events.v1.Endpoint
-	(*v1.ExecCompleted)(nil),      // 56: sandtrail.events.v1.ExecCompleted
-	(*v1.ExecLost)(nil),           // 57: sandtrail.events.v1.ExecLost
-	(*v11.TerminalSize)(nil),      // 58: common.v1.TerminalSize
-	(*v12.UsageRow)(nil),          // 59: compute.v1.UsageRow
+	(*SetEgress)(nil),             // 9: sandtrail.commands.v1.SetEgress
+	(*Env)(nil),                   // 10: sandtrail.commands.v1.Env
+	(*WorkerCommand)(nil),         // 11: sandtrail.commands.v1.WorkerCommand
+	(*Materialise)(nil),           // 12: sandtrail.commands.v1.Materialise
+	(*Teardown)(nil),              // 13: sandtrail.commands.v1.Teardown
+	(*Halt)(nil),                  // 14: sandtrail.commands.v1.Halt
+	(*TakeSnapshot)(nil),          // 15: sandtrail.commands.v1.TakeSnapshot
+	(*DeleteWorkspace)(nil),       // 16: sandtrail.commands.v1.DeleteWorkspace
+	(*ExecCommand)(nil),           // 17: sandtrail.commands.v1.ExecCommand
+	(*StartExec)(nil),             // 18: sandtrail.commands.v1.StartExec
+	(*CancelExec)(nil),            // 19: sandtrail.commands.v1.CancelExec
+	(*Outcome)(nil),               // 20: sandtrail.commands.v1.Outcome
+	(*SandboxView)(nil),           // 21: sandtrail.commands.v1.SandboxView
+	(*ExecView)(nil),              // 22: sandtrail.commands.v1.ExecView
+	(*WorkerStatus)(nil),          // 23: sandtrail.commands.v1.WorkerStatus
+	(*FileCall)(nil),              // 24: sandtrail.commands.v1.FileCall
+	(*ReadPart)(nil),              // 25: sandtrail.commands.v1.ReadPart
+	(*WritePart)(nil),             // 26: sandtrail.commands.v1.WritePart
+	(*ListCall)(nil),              // 27: sandtrail.commands.v1.ListCall
+	(*StatCall)(nil),              // 28: sandtrail.commands.v1.StatCall
+	(*DeleteCall)(nil),            // 29: sandtrail.commands.v1.DeleteCall
+	(*MakeCall)(nil),              // 30: sandtrail.commands.v1.MakeCall
+	(*StdinCall)(nil),             // 31: sandtrail.commands.v1.StdinCall
+	(*SignalCall)(nil),            // 32: sandtrail.commands.v1.SignalCall
+	(*ResizeCall)(nil),            // 33: sandtrail.commands.v1.ResizeCall
+	(*ConnectCall)(nil),           // 34: sandtrail.commands.v1.ConnectCall
+	(*TunnelCall)(nil),            // 35: sandtrail.commands.v1.TunnelCall
+	(*TunnelRead)(nil),            // 36: sandtrail.commands.v1.TunnelRead
+	(*TunnelClose)(nil),           // 37: sandtrail.commands.v1.TunnelClose
+	(*StatsCall)(nil),             // 38: sandtrail.commands.v1.StatsCall
+	(*FileReply)(nil),             // 39: sandtrail.commands.v1.FileReply
+	(*FileInfo)(nil),              // 40: sandtrail.commands.v1.FileInfo
+	(*UsageQuery)(nil),            // 41: sandtrail.commands.v1.UsageQuery
+	(*UsageReply)(nil),            // 42: sandtrail.commands.v1.UsageReply
+	(*RedriveCall)(nil),           // 43: sandtrail.commands.v1.RedriveCall
+	nil,                           // 44: sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	nil,                           // 45: sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	nil,                           // 46: sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	nil,                           // 47: sandtrail.commands.v1.Env.VarsEntry
+	nil,                           // 48: sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*v1.Workspace)(nil),          // 50: sandtrail.events.v1.Workspace
+	(*v1.Limits)(nil),             // 51: sandtrail.events.v1.Limits
+	(*v1.Egress)(nil),             // 52: sandtrail.events.v1.Egress
+	(*v1.ExecSpec)(nil),           // 53: sandtrail.events.v1.ExecSpec
+	(*v11.ErrorDetail)(nil),       // 54: common.v1.ErrorDetail
+	(*v1.SandboxRequested)(nil),   // 55: sandtrail.events.v1.SandboxRequested
+	(*v11.UsageMetrics)(nil),      // 56: common.v1.UsageMetrics
+	(*v1.Endpoint)(nil),           // 57: sandtrail.events.v1.Endpoint
+	(*v1.ExecCompleted)(nil),      // 58: sandtrail.events.v1.ExecCompleted
+	(*v1.ExecLost)(nil),           // 59: sandtrail.events.v1.ExecLost
+	(*v11.TerminalSize)(nil),      // 60: common.v1.TerminalSize
+	(*v12.UsageRow)(nil),          // 61: compute.v1.UsageRow
 }
 var file_commands_v1_commands_proto_depIdxs = []int32{
-	48, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
+	49, // 0: sandtrail.commands.v1.SandboxCommand.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: sandtrail.commands.v1.SandboxCommand.create:type_name -> sandtrail.commands.v1.CreateSandbox
 	2,  // 2: sandtrail.commands.v1.SandboxCommand.destroy:type_name -> sandtrail.commands.v1.DestroySandbox
 	3,  // 3: sandtrail.commands.v1.SandboxCommand.extend:type_name -> sandtrail.commands.v1.ExtendSandbox
 	7,  // 4: sandtrail.commands.v1.SandboxCommand.use:type_name -> sandtrail.commands.v1.UseSandbox
 	8,  // 5: sandtrail.commands.v1.SandboxCommand.label:type_name -> sandtrail.commands.v1.LabelSandbox
-	4,  // 6: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
-	5,  // 7: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
-	6,  // 8: sandtrail.commands.v1.SandboxCommand.snapshot:type_name -> sandtrail.commands.v1.SnapshotSandbox
-	49, // 9: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
-	50, // 10: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
-	43, // 11: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
-	44, // 12: sandtrail.commands.v1.CreateSandbox.worker_labels:type_name -> sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
-	48, // 13: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
-	45, // 14: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
-	46, // 15: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
-	48, // 16: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
-	11, // 17: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
-	12, // 18: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
-	15, // 19: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
-	13, // 20: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
-	14, // 21: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
-	48, // 22: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
-	17, // 23: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
-	18, // 24: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
-	51, // 25: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
-	52, // 26: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
-	53, // 27: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
-	48, // 28: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
-	48, // 29: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
-	48, // 30: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
-	48, // 31: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	54, // 32: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
-	48, // 33: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
-	48, // 34: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
-	55, // 35: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	48, // 36: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
-	48, // 37: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
-	48, // 38: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
-	51, // 39: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
-	56, // 40: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
-	57, // 41: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
-	48, // 42: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
-	48, // 43: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
-	48, // 44: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
-	48, // 45: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
-	47, // 46: sandtrail.commands.v1.WorkerStatus.labels:type_name -> sandtrail.commands.v1.WorkerStatus.LabelsEntry
-	24, // 47: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
-	25, // 48: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
-	26, // 49: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
-	37, // 50: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
-	27, // 51: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
-	28, // 52: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
-	30, // 53: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
-	32, // 54: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
-	33, // 55: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
-	29, // 56: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
-	31, // 57: sandtrail.commands.v1.FileCall.signal:type_name -> sandtrail.commands.v1.SignalCall
-	48, // 58: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
-	48, // 59: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
-	58, // 60: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
-	35, // 61: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
-	36, // 62: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
-	52, // 63: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
-	39, // 64: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
-	54, // 65: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
-	48, // 66: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
-	48, // 67: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
-	52, // 68: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
-	59, // 69: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
-	70, // [70:70] is the sub-list for method output_type
-	70, // [70:70] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	9,  // 6: sandtrail.commands.v1.SandboxCommand.egress:type_name -> sandtrail.commands.v1.SetEgress
+	4,  // 7: sandtrail.commands.v1.SandboxCommand.stop:type_name -> sandtrail.commands.v1.StopSandbox
+	5,  // 8: sandtrail.commands.v1.SandboxCommand.start:type_name -> sandtrail.commands.v1.StartSandbox
+	6,  // 9: sandtrail.commands.v1.SandboxCommand.snapshot:type_name -> sandtrail.commands.v1.SnapshotSandbox
+	50, // 10: sandtrail.commands.v1.CreateSandbox.workspace:type_name -> sandtrail.events.v1.Workspace
+	51, // 11: sandtrail.commands.v1.CreateSandbox.limits:type_name -> sandtrail.events.v1.Limits
+	44, // 12: sandtrail.commands.v1.CreateSandbox.labels:type_name -> sandtrail.commands.v1.CreateSandbox.LabelsEntry
+	45, // 13: sandtrail.commands.v1.CreateSandbox.worker_labels:type_name -> sandtrail.commands.v1.CreateSandbox.WorkerLabelsEntry
+	52, // 14: sandtrail.commands.v1.CreateSandbox.egress:type_name -> sandtrail.events.v1.Egress
+	49, // 15: sandtrail.commands.v1.ExtendSandbox.expires_at:type_name -> google.protobuf.Timestamp
+	46, // 16: sandtrail.commands.v1.LabelSandbox.labels:type_name -> sandtrail.commands.v1.LabelSandbox.LabelsEntry
+	52, // 17: sandtrail.commands.v1.SetEgress.egress:type_name -> sandtrail.events.v1.Egress
+	47, // 18: sandtrail.commands.v1.Env.vars:type_name -> sandtrail.commands.v1.Env.VarsEntry
+	49, // 19: sandtrail.commands.v1.WorkerCommand.time:type_name -> google.protobuf.Timestamp
+	12, // 20: sandtrail.commands.v1.WorkerCommand.materialise:type_name -> sandtrail.commands.v1.Materialise
+	13, // 21: sandtrail.commands.v1.WorkerCommand.teardown:type_name -> sandtrail.commands.v1.Teardown
+	16, // 22: sandtrail.commands.v1.WorkerCommand.delete_workspace:type_name -> sandtrail.commands.v1.DeleteWorkspace
+	14, // 23: sandtrail.commands.v1.WorkerCommand.halt:type_name -> sandtrail.commands.v1.Halt
+	15, // 24: sandtrail.commands.v1.WorkerCommand.take_snapshot:type_name -> sandtrail.commands.v1.TakeSnapshot
+	49, // 25: sandtrail.commands.v1.ExecCommand.time:type_name -> google.protobuf.Timestamp
+	18, // 26: sandtrail.commands.v1.ExecCommand.start:type_name -> sandtrail.commands.v1.StartExec
+	19, // 27: sandtrail.commands.v1.ExecCommand.cancel:type_name -> sandtrail.commands.v1.CancelExec
+	53, // 28: sandtrail.commands.v1.StartExec.spec:type_name -> sandtrail.events.v1.ExecSpec
+	54, // 29: sandtrail.commands.v1.Outcome.error:type_name -> common.v1.ErrorDetail
+	55, // 30: sandtrail.commands.v1.SandboxView.requested:type_name -> sandtrail.events.v1.SandboxRequested
+	49, // 31: sandtrail.commands.v1.SandboxView.created_at:type_name -> google.protobuf.Timestamp
+	49, // 32: sandtrail.commands.v1.SandboxView.ready_at:type_name -> google.protobuf.Timestamp
+	49, // 33: sandtrail.commands.v1.SandboxView.ended_at:type_name -> google.protobuf.Timestamp
+	49, // 34: sandtrail.commands.v1.SandboxView.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	56, // 35: sandtrail.commands.v1.SandboxView.usage:type_name -> common.v1.UsageMetrics
+	49, // 36: sandtrail.commands.v1.SandboxView.running_since:type_name -> google.protobuf.Timestamp
+	49, // 37: sandtrail.commands.v1.SandboxView.workspace_deleted_at:type_name -> google.protobuf.Timestamp
+	57, // 38: sandtrail.commands.v1.SandboxView.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	49, // 39: sandtrail.commands.v1.SandboxView.expires_at:type_name -> google.protobuf.Timestamp
+	49, // 40: sandtrail.commands.v1.SandboxView.used_until:type_name -> google.protobuf.Timestamp
+	49, // 41: sandtrail.commands.v1.SandboxView.ordered_at:type_name -> google.protobuf.Timestamp
+	53, // 42: sandtrail.commands.v1.ExecView.spec:type_name -> sandtrail.events.v1.ExecSpec
+	58, // 43: sandtrail.commands.v1.ExecView.completed:type_name -> sandtrail.events.v1.ExecCompleted
+	59, // 44: sandtrail.commands.v1.ExecView.lost:type_name -> sandtrail.events.v1.ExecLost
+	49, // 45: sandtrail.commands.v1.ExecView.requested_at:type_name -> google.protobuf.Timestamp
+	49, // 46: sandtrail.commands.v1.ExecView.started_at:type_name -> google.protobuf.Timestamp
+	49, // 47: sandtrail.commands.v1.ExecView.ended_at:type_name -> google.protobuf.Timestamp
+	49, // 48: sandtrail.commands.v1.WorkerStatus.time:type_name -> google.protobuf.Timestamp
+	48, // 49: sandtrail.commands.v1.WorkerStatus.labels:type_name -> sandtrail.commands.v1.WorkerStatus.LabelsEntry
+	25, // 50: sandtrail.commands.v1.FileCall.read:type_name -> sandtrail.commands.v1.ReadPart
+	26, // 51: sandtrail.commands.v1.FileCall.write:type_name -> sandtrail.commands.v1.WritePart
+	27, // 52: sandtrail.commands.v1.FileCall.list:type_name -> sandtrail.commands.v1.ListCall
+	38, // 53: sandtrail.commands.v1.FileCall.stats:type_name -> sandtrail.commands.v1.StatsCall
+	28, // 54: sandtrail.commands.v1.FileCall.stat:type_name -> sandtrail.commands.v1.StatCall
+	29, // 55: sandtrail.commands.v1.FileCall.delete:type_name -> sandtrail.commands.v1.DeleteCall
+	31, // 56: sandtrail.commands.v1.FileCall.stdin:type_name -> sandtrail.commands.v1.StdinCall
+	33, // 57: sandtrail.commands.v1.FileCall.resize:type_name -> sandtrail.commands.v1.ResizeCall
+	34, // 58: sandtrail.commands.v1.FileCall.connect:type_name -> sandtrail.commands.v1.ConnectCall
+	30, // 59: sandtrail.commands.v1.FileCall.make:type_name -> sandtrail.commands.v1.MakeCall
+	32, // 60: sandtrail.commands.v1.FileCall.signal:type_name -> sandtrail.commands.v1.SignalCall
+	49, // 61: sandtrail.commands.v1.WritePart.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 62: sandtrail.commands.v1.MakeCall.modified_at:type_name -> google.protobuf.Timestamp
+	60, // 63: sandtrail.commands.v1.ResizeCall.size:type_name -> common.v1.TerminalSize
+	36, // 64: sandtrail.commands.v1.TunnelCall.read:type_name -> sandtrail.commands.v1.TunnelRead
+	37, // 65: sandtrail.commands.v1.TunnelCall.close:type_name -> sandtrail.commands.v1.TunnelClose
+	54, // 66: sandtrail.commands.v1.FileReply.error:type_name -> common.v1.ErrorDetail
+	40, // 67: sandtrail.commands.v1.FileReply.entries:type_name -> sandtrail.commands.v1.FileInfo
+	56, // 68: sandtrail.commands.v1.FileReply.usage:type_name -> common.v1.UsageMetrics
+	49, // 69: sandtrail.commands.v1.FileReply.modified_at:type_name -> google.protobuf.Timestamp
+	49, // 70: sandtrail.commands.v1.FileInfo.modified_at:type_name -> google.protobuf.Timestamp
+	54, // 71: sandtrail.commands.v1.UsageReply.error:type_name -> common.v1.ErrorDetail
+	61, // 72: sandtrail.commands.v1.UsageReply.rows:type_name -> compute.v1.UsageRow
+	73, // [73:73] is the sub-list for method output_type
+	73, // [73:73] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_commands_v1_commands_proto_init() }
@@ -4101,22 +4180,23 @@ func file_commands_v1_commands_proto_init() {
 		(*SandboxCommand_Extend)(nil),
 		(*SandboxCommand_Use)(nil),
 		(*SandboxCommand_Label)(nil),
+		(*SandboxCommand_Egress)(nil),
 		(*SandboxCommand_Stop)(nil),
 		(*SandboxCommand_Start)(nil),
 		(*SandboxCommand_Snapshot)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[10].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[11].OneofWrappers = []any{
 		(*WorkerCommand_Materialise)(nil),
 		(*WorkerCommand_Teardown)(nil),
 		(*WorkerCommand_DeleteWorkspace)(nil),
 		(*WorkerCommand_Halt)(nil),
 		(*WorkerCommand_TakeSnapshot)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[16].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[17].OneofWrappers = []any{
 		(*ExecCommand_Start)(nil),
 		(*ExecCommand_Cancel)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[23].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[24].OneofWrappers = []any{
 		(*FileCall_Read)(nil),
 		(*FileCall_Write)(nil),
 		(*FileCall_List)(nil),
@@ -4129,7 +4209,7 @@ func file_commands_v1_commands_proto_init() {
 		(*FileCall_Make)(nil),
 		(*FileCall_Signal)(nil),
 	}
-	file_commands_v1_commands_proto_msgTypes[34].OneofWrappers = []any{
+	file_commands_v1_commands_proto_msgTypes[35].OneofWrappers = []any{
 		(*TunnelCall_Read)(nil),
 		(*TunnelCall_Write)(nil),
 		(*TunnelCall_Close)(nil),
@@ -4140,7 +4220,7 @@ func file_commands_v1_commands_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_commands_v1_commands_proto_rawDesc), len(file_commands_v1_commands_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -251,9 +251,11 @@ type SandboxRequested struct {
 	// The name that its tenant gave it, reserved together with this event; empty: it has none.
 	Name string `protobuf:"bytes,11,opt,name=name,proto3" json:"name,omitempty"`
 	// What was asked for by the callers of named sandboxes, in their words.
-	Region        string `protobuf:"bytes,12,opt,name=region,proto3" json:"region,omitempty"`
-	Provider      string `protobuf:"bytes,13,opt,name=provider,proto3" json:"provider,omitempty"`
-	InstanceType  string `protobuf:"bytes,14,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	Region       string `protobuf:"bytes,12,opt,name=region,proto3" json:"region,omitempty"`
+	Provider     string `protobuf:"bytes,13,opt,name=provider,proto3" json:"provider,omitempty"`
+	InstanceType string `protobuf:"bytes,14,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	// Where its programs may connect to; unset: nowhere, and there is no way to ask.
+	Egress        *Egress `protobuf:"bytes,15,opt,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -384,6 +386,13 @@ func (x *SandboxRequested) GetInstanceType() string {
 		return x.InstanceType
 	}
 	return ""
+}
+
+func (x *SandboxRequested) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
 }
 
 // NameReserved: a name of the tenant means this sandbox from here on.
@@ -3810,7 +3819,7 @@ var File_events_v1_events_proto protoreflect.FileDescriptor
 
 const file_events_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x16events/v1/events.proto\x12\x13sandtrail.events.v1\x1a\x16common/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n" +
+	"\x16events/v1/events.proto\x12\x13sandtrail.events.v1\x1a\x16common/v1/common.proto\x1a\x16events/v1/egress.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"n\n" +
 	"\tWorkspace\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x1d\n" +
@@ -3828,7 +3837,7 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
 	"\x06region\x18\x03 \x01(\tR\x06region\x12\x18\n" +
-	"\areasons\x18\x04 \x03(\tR\areasons\"\xf7\x04\n" +
+	"\areasons\x18\x04 \x03(\tR\areasons\"\xac\x05\n" +
 	"\x10SandboxRequested\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1d\n" +
@@ -3847,7 +3856,8 @@ const file_events_v1_events_proto_rawDesc = "" +
 	"\x04name\x18\v \x01(\tR\x04name\x12\x16\n" +
 	"\x06region\x18\f \x01(\tR\x06region\x12\x1a\n" +
 	"\bprovider\x18\r \x01(\tR\bprovider\x12#\n" +
-	"\rinstance_type\x18\x0e \x01(\tR\finstanceType\x1a9\n" +
+	"\rinstance_type\x18\x0e \x01(\tR\finstanceType\x123\n" +
+	"\x06egress\x18\x0f \x01(\v2\x1b.sandtrail.events.v1.EgressR\x06egress\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"A\n" +
@@ -4206,9 +4216,10 @@ var file_events_v1_events_proto_goTypes = []any{
 	nil,                            // 54: sandtrail.events.v1.SandboxRequested.LabelsEntry
 	nil,                            // 55: sandtrail.events.v1.SandboxLabelled.LabelsEntry
 	(*timestamppb.Timestamp)(nil),  // 56: google.protobuf.Timestamp
-	(*v1.UsageMetrics)(nil),        // 57: common.v1.UsageMetrics
-	(*v1.TerminalSize)(nil),        // 58: common.v1.TerminalSize
-	(*v1.LimitHit)(nil),            // 59: common.v1.LimitHit
+	(*Egress)(nil),                 // 57: sandtrail.events.v1.Egress
+	(*v1.UsageMetrics)(nil),        // 58: common.v1.UsageMetrics
+	(*v1.TerminalSize)(nil),        // 59: common.v1.TerminalSize
+	(*v1.LimitHit)(nil),            // 60: common.v1.LimitHit
 }
 var file_events_v1_events_proto_depIdxs = []int32{
 	0,  // 0: sandtrail.events.v1.SandboxRequested.workspace:type_name -> sandtrail.events.v1.Workspace
@@ -4216,46 +4227,47 @@ var file_events_v1_events_proto_depIdxs = []int32{
 	54, // 2: sandtrail.events.v1.SandboxRequested.labels:type_name -> sandtrail.events.v1.SandboxRequested.LabelsEntry
 	2,  // 3: sandtrail.events.v1.SandboxRequested.placement:type_name -> sandtrail.events.v1.Placement
 	56, // 4: sandtrail.events.v1.SandboxRequested.expires_at:type_name -> google.protobuf.Timestamp
-	2,  // 5: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
-	8,  // 6: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
-	9,  // 7: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
-	57, // 8: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
-	57, // 9: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
-	57, // 10: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
-	56, // 11: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
-	57, // 12: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
-	56, // 13: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
-	56, // 14: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
-	55, // 15: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
-	58, // 16: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
-	23, // 17: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
-	56, // 18: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
-	23, // 19: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
-	56, // 20: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
-	26, // 21: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
-	57, // 22: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
-	27, // 23: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
-	27, // 24: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
-	59, // 25: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
-	57, // 26: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
-	58, // 27: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
-	56, // 28: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
-	56, // 29: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
-	56, // 30: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
-	34, // 31: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
-	34, // 32: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
-	56, // 33: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
-	56, // 34: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
-	41, // 35: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
-	56, // 36: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
-	49, // 37: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
-	56, // 38: sandtrail.events.v1.BudgetReached.period_start:type_name -> google.protobuf.Timestamp
-	56, // 39: sandtrail.events.v1.BudgetReached.period_end:type_name -> google.protobuf.Timestamp
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	57, // 5: sandtrail.events.v1.SandboxRequested.egress:type_name -> sandtrail.events.v1.Egress
+	2,  // 6: sandtrail.events.v1.SandboxScheduled.placement:type_name -> sandtrail.events.v1.Placement
+	8,  // 7: sandtrail.events.v1.SandboxReady.phases:type_name -> sandtrail.events.v1.Phase
+	9,  // 8: sandtrail.events.v1.SandboxReady.endpoint:type_name -> sandtrail.events.v1.Endpoint
+	58, // 9: sandtrail.events.v1.SandboxFailed.usage:type_name -> common.v1.UsageMetrics
+	58, // 10: sandtrail.events.v1.SandboxStopped.usage:type_name -> common.v1.UsageMetrics
+	58, // 11: sandtrail.events.v1.SandboxDestroyed.usage:type_name -> common.v1.UsageMetrics
+	56, // 12: sandtrail.events.v1.SandboxDestroyed.workspace_delete_after:type_name -> google.protobuf.Timestamp
+	58, // 13: sandtrail.events.v1.SandboxUsageSampled.usage:type_name -> common.v1.UsageMetrics
+	56, // 14: sandtrail.events.v1.SandboxExtended.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 15: sandtrail.events.v1.SandboxUsed.until:type_name -> google.protobuf.Timestamp
+	55, // 16: sandtrail.events.v1.SandboxLabelled.labels:type_name -> sandtrail.events.v1.SandboxLabelled.LabelsEntry
+	59, // 17: sandtrail.events.v1.ExecSpec.terminal:type_name -> common.v1.TerminalSize
+	23, // 18: sandtrail.events.v1.ExecRequested.spec:type_name -> sandtrail.events.v1.ExecSpec
+	56, // 19: sandtrail.events.v1.ExecRequested.requested_at:type_name -> google.protobuf.Timestamp
+	23, // 20: sandtrail.events.v1.ExecStarted.spec:type_name -> sandtrail.events.v1.ExecSpec
+	56, // 21: sandtrail.events.v1.ExecStarted.requested_at:type_name -> google.protobuf.Timestamp
+	26, // 22: sandtrail.events.v1.Output.gaps:type_name -> sandtrail.events.v1.Gap
+	58, // 23: sandtrail.events.v1.ExecCompleted.usage:type_name -> common.v1.UsageMetrics
+	27, // 24: sandtrail.events.v1.ExecCompleted.stdout:type_name -> sandtrail.events.v1.Output
+	27, // 25: sandtrail.events.v1.ExecCompleted.stderr:type_name -> sandtrail.events.v1.Output
+	60, // 26: sandtrail.events.v1.ExecCompleted.limits:type_name -> common.v1.LimitHit
+	58, // 27: sandtrail.events.v1.ExecLost.usage:type_name -> common.v1.UsageMetrics
+	59, // 28: sandtrail.events.v1.ExecResized.size:type_name -> common.v1.TerminalSize
+	56, // 29: sandtrail.events.v1.WorkspaceReleased.delete_after:type_name -> google.protobuf.Timestamp
+	56, // 30: sandtrail.events.v1.Letter.stored_at:type_name -> google.protobuf.Timestamp
+	56, // 31: sandtrail.events.v1.Letter.died_at:type_name -> google.protobuf.Timestamp
+	34, // 32: sandtrail.events.v1.LetterRedriven.letter:type_name -> sandtrail.events.v1.Letter
+	34, // 33: sandtrail.events.v1.LetterDropped.letter:type_name -> sandtrail.events.v1.Letter
+	56, // 34: sandtrail.events.v1.KeyCreated.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 35: sandtrail.events.v1.KeyCreated.replaced_until:type_name -> google.protobuf.Timestamp
+	41, // 36: sandtrail.events.v1.WebhookCreated.filter:type_name -> sandtrail.events.v1.EventFilter
+	56, // 37: sandtrail.events.v1.WebhookRotated.previous_until:type_name -> google.protobuf.Timestamp
+	49, // 38: sandtrail.events.v1.QuotaSet.limits:type_name -> sandtrail.events.v1.QuotaLimit
+	56, // 39: sandtrail.events.v1.BudgetReached.period_start:type_name -> google.protobuf.Timestamp
+	56, // 40: sandtrail.events.v1.BudgetReached.period_end:type_name -> google.protobuf.Timestamp
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_events_v1_events_proto_init() }
@@ -4263,6 +4275,7 @@ func file_events_v1_events_proto_init() {
 	if File_events_v1_events_proto != nil {
 		return
 	}
+	file_events_v1_egress_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -2199,8 +2199,11 @@ func (*ResizeReply) Descriptor() ([]byte, []int) {
 // Connect opens a connection to a port at the loopback address of the sandbox. Behind a reply without an error every byte on this connection
 // is that one's, both ways; the end of either ends the other.
 type Connect struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Port  uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	// Instead of a port: wait for the next connection that a program of the sandbox makes to its way out, 127.0.0.1:3128. Somebody listens there
+	// while such calls are made. A toolbox that does not know this field refuses port 0.
+	Outgoing      bool `protobuf:"varint,2,opt,name=outgoing,proto3" json:"outgoing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2240,6 +2243,13 @@ func (x *Connect) GetPort() uint32 {
 		return x.Port
 	}
 	return 0
+}
+
+func (x *Connect) GetOutgoing() bool {
+	if x != nil {
+		return x.Outgoing
+	}
+	return false
 }
 
 type ConnectReply struct {
@@ -3732,9 +3742,10 @@ const file_toolbox_v1_toolbox_proto_rawDesc = "" +
 	"\x06Resize\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12+\n" +
 	"\x04size\x18\x02 \x01(\v2\x17.common.v1.TerminalSizeR\x04size\"\r\n" +
-	"\vResizeReply\"\x1d\n" +
+	"\vResizeReply\"9\n" +
 	"\aConnect\x12\x12\n" +
-	"\x04port\x18\x01 \x01(\rR\x04port\"\x0e\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
+	"\boutgoing\x18\x02 \x01(\bR\boutgoing\"\x0e\n" +
 	"\fConnectReply\"\x06\n" +
 	"\x04List\"^\n" +
 	"\tListReply\x125\n" +
