@@ -48,6 +48,7 @@ type Agent struct {
 	slots   chan struct{}
 	// ports has a place for each connection to one.
 	ports    chan struct{}
+	door     connect.Door
 	children *children
 	store    *store
 	meter    *meter

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"io"
+	"net"
 	"sync"
 
 	toolboxv1 "github.com/sandtrail/sandtrail/proto/gen/go/toolbox/v1"
@@ -16,12 +17,19 @@ func (a *Agent) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWrite
 	default:
 		return nil, connect.Full()
 	}
-	conn, err := connect.Dial(ctx, r.GetPort())
+	conn, err := a.reach(ctx, r)
 	if err != nil {
 		<-a.ports
 		return nil, err
 	}
 	return &port{ReadWriteCloser: conn, leave: func() { <-a.ports }}, nil
+}
+
+func (a *Agent) reach(ctx context.Context, r *toolboxv1.Connect) (net.Conn, error) {
+	if r.GetOutgoing() {
+		return a.door.Accept(ctx)
+	}
+	return connect.Dial(ctx, r.GetPort())
 }
 
 // port is a connection that has a place.

@@ -16,7 +16,7 @@ const (
 
 type kind byte
 
-// What a keeper says: open a connection to a port, send me a chunk, here is one, close it.
+// What a keeper says: open a connection to a port, or at port 0 take the next one that comes to the way out; send me a chunk, here is one, close it.
 const (
 	open kind = iota + 1
 	want

@@ -18,7 +18,7 @@ func Main() int {
 	// The programs of the sandbox shall have the memory and the threads.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(25)
-	serve(os.Stdin, os.Stdout)
+	serve(os.Stdin, os.Stdout, &Door{})
 	return 0
 }
 
@@ -28,6 +28,7 @@ type helper struct {
 	out io.Writer
 	// peers are touched by serve alone.
 	peers map[uint32]*peer
+	door  *Door
 }
 
 // peer is one connection. Each channel has room for what a keeper may have sent: it waits for an answer before it sends another.
@@ -38,8 +39,8 @@ type peer struct {
 	stop  context.CancelFunc
 }
 
-func serve(in io.Reader, out io.Writer) {
-	h := &helper{out: out, peers: map[uint32]*peer{}}
+func serve(in io.Reader, out io.Writer, door *Door) {
+	h := &helper{out: out, peers: map[uint32]*peer{}, door: door}
 	var work sync.WaitGroup
 	defer func() {
 		for _, p := range h.peers {
@@ -99,7 +100,7 @@ func (h *helper) say(id uint32, k kind, data []byte) {
 
 // carry is a connection from its opening until its keeper shuts it.
 func (h *helper) carry(ctx context.Context, p *peer, port uint32) {
-	conn, err := Dial(ctx, port)
+	conn, err := h.reach(ctx, port)
 	if err != nil {
 		h.say(p.id, refused, nil)
 		return
@@ -111,6 +112,14 @@ func (h *helper) carry(ctx context.Context, p *peer, port uint32) {
 	both.Go(func() { h.fetch(ctx, p, conn) })
 	h.put(ctx, p, conn)
 	both.Wait()
+}
+
+// reach dials a port, or where there is none takes what a program opens.
+func (h *helper) reach(ctx context.Context, port uint32) (net.Conn, error) {
+	if port == 0 {
+		return h.door.Accept(ctx)
+	}
+	return Dial(ctx, port)
 }
 
 // fetch sends what the program writes.

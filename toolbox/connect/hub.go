@@ -107,6 +107,26 @@ func (h *Hub) Open(ctx context.Context, port uint32) (*Conn, error) {
 	if err := Check(port); err != nil {
 		return nil, err
 	}
+	c, err := h.reach(ctx, port)
+	if errors.Is(err, errRefused) {
+		err = Closed(port)
+	}
+	return c, err
+}
+
+// Accept waits for the next connection that a program of the sandbox makes to its way out. Errors are those of Open.
+func (h *Hub) Accept(ctx context.Context) (*Conn, error) {
+	c, err := h.reach(ctx, 0)
+	if errors.Is(err, errRefused) {
+		err = Taken()
+	}
+	return c, err
+}
+
+var errRefused = errors.New("the helper cannot open the connection")
+
+// reach opens a connection to a port, or takes one that is opened where there is none. errRefused where that cannot be done.
+func (h *Hub) reach(ctx context.Context, port uint32) (*Conn, error) {
 	c := &Conn{hub: h, put: make(chan frame, 1), fetched: make(chan frame, 1), closed: make(chan struct{})}
 	h.mu.Lock()
 	if len(h.conns) >= Most {
@@ -139,7 +159,7 @@ func (h *Hub) Open(ctx context.Context, port uint32) (*Conn, error) {
 		return nil, Full()
 	default:
 		c.Close()
-		return nil, Closed(port)
+		return nil, errRefused
 	}
 }
 

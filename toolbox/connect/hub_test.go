@@ -19,6 +19,11 @@ import (
 // joined is a hub with a helper in this process; free counts how often it had no connection left.
 func joined(t *testing.T) (h *Hub, free chan struct{}) {
 	t.Helper()
+	return joinedAt(t, &Door{})
+}
+
+func joinedAt(t *testing.T, door *Door) (h *Hub, free chan struct{}) {
+	t.Helper()
 	in, to, err := os.Pipe()
 	require.NoError(t, err)
 	from, out, err := os.Pipe()
@@ -28,7 +33,7 @@ func joined(t *testing.T) (h *Hub, free chan struct{}) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		serve(in, out)
+		serve(in, out, door)
 		out.Close()
 		in.Close()
 	}()

@@ -18,7 +18,8 @@ import (
 // portsIdle is how long the helper for ports stays without a connection: it takes some memory of the sandbox, and some time to start.
 const portsIdle = time.Minute
 
-// ports is the way to the ports of the sandbox: its loopback address is only in its own kernel. The helper is no exec. Nothing of what it
+// ports is the way to the ports of the sandbox, or from its way out: its loopback address is only in its own kernel. Each has a helper of its own, so
+// that many connections one way are not in the way of the other. The helper is no exec. Nothing of what it
 // carries is kept, and it has the user, the limits and the end of every program.
 type ports struct {
 	mu   sync.Mutex
@@ -28,7 +29,10 @@ type ports struct {
 
 // Connect implements server.Handler.
 func (k *Keeper) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWriteCloser, error) {
-	if err := connect.Check(r.GetPort()); err != nil {
+	set, reach := &k.ports, func(ctx context.Context, h *connect.Hub) (*connect.Conn, error) { return h.Open(ctx, r.GetPort()) }
+	if r.GetOutgoing() {
+		set, reach = &k.ways, func(ctx context.Context, h *connect.Hub) (*connect.Conn, error) { return h.Accept(ctx) }
+	} else if err := connect.Check(r.GetPort()); err != nil {
 		return nil, err
 	}
 	select {
@@ -38,11 +42,11 @@ func (k *Keeper) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWrit
 	}
 	// A helper may end just when it is asked: the second one is new.
 	for try := 0; ; try++ {
-		hub, err := k.helper()
+		hub, err := k.helper(set)
 		if err != nil {
 			return nil, err
 		}
-		conn, err := hub.Open(ctx, r.GetPort())
+		conn, err := reach(ctx, hub)
 		switch {
 		case err == nil:
 			return conn, nil
@@ -55,14 +59,14 @@ func (k *Keeper) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWrit
 }
 
 // helper is the one that runs, or a new one.
-func (k *Keeper) helper() (*connect.Hub, error) {
-	k.ports.mu.Lock()
-	defer k.ports.mu.Unlock()
-	if hub := k.ports.hub; hub != nil {
+func (k *Keeper) helper(set *ports) (*connect.Hub, error) {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	if hub := set.hub; hub != nil {
 		select {
 		case <-hub.Gone():
 		default:
-			k.ports.idle.Reset(portsIdle)
+			set.idle.Reset(portsIdle)
 			return hub, nil
 		}
 	}
@@ -78,7 +82,7 @@ func (k *Keeper) helper() (*connect.Hub, error) {
 	case lost != "":
 		return nil, wire.NewError("failed_precondition", lost, "the sandbox has ended")
 	}
-	hub, err := k.startHelper(tag, env)
+	hub, err := k.startHelper(set, tag, env)
 	if err != nil {
 		if why, ok := refused(err); ok && why == sentry.NoProcesses {
 			return nil, wire.NewError("resource_exhausted", "too_many_execs", "the sandbox is at its limit of processes")
@@ -86,25 +90,25 @@ func (k *Keeper) helper() (*connect.Hub, error) {
 		k.log.Info("the helper for ports was not started", "cause", describe(err))
 		return nil, wire.NewError("unavailable", "toolbox_unavailable", "the sandbox did not start the helper that reaches its ports")
 	}
-	k.ports.hub = hub
-	if k.ports.idle != nil {
-		k.ports.idle.Stop()
+	set.hub = hub
+	if set.idle != nil {
+		set.idle.Stop()
 	}
-	k.ports.idle = time.AfterFunc(portsIdle, func() { k.rest(hub) })
+	set.idle = time.AfterFunc(portsIdle, func() { k.rest(set, hub) })
 	return hub, nil
 }
 
 // rest ends a helper that is not needed.
-func (k *Keeper) rest(hub *connect.Hub) {
-	k.ports.mu.Lock()
-	defer k.ports.mu.Unlock()
-	if k.ports.hub == hub && hub.Idle() {
-		k.ports.hub = nil
+func (k *Keeper) rest(set *ports, hub *connect.Hub) {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	if set.hub == hub && hub.Idle() {
+		set.hub = nil
 		hub.Close()
 	}
 }
 
-func (k *Keeper) startHelper(tag uint32, env []string) (*connect.Hub, error) {
+func (k *Keeper) startHelper(set *ports, tag uint32, env []string) (*connect.Hub, error) {
 	stdin, to, err := task.Pipe(1)
 	if err != nil {
 		return nil, err
@@ -135,10 +139,10 @@ func (k *Keeper) startHelper(tag uint32, env []string) (*connect.Hub, error) {
 		return nil, err
 	}
 	hub := connect.NewHub(to, from, func() {
-		k.ports.mu.Lock()
-		defer k.ports.mu.Unlock()
-		if k.ports.idle != nil {
-			k.ports.idle.Reset(portsIdle)
+		set.mu.Lock()
+		defer set.mu.Unlock()
+		if set.idle != nil {
+			set.idle.Reset(portsIdle)
 		}
 	})
 	go func() {

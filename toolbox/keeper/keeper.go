@@ -47,6 +47,7 @@ type Keeper struct {
 	warden  *warden
 	files   *files.Files
 	ports   ports
+	ways    ports
 	started time.Time
 	// instance tells this process from every other toolbox.
 	instance string

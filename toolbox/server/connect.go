@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"net"
@@ -18,7 +19,17 @@ const (
 )
 
 // connect opens a connection to a port and carries its bytes from then on. from is what was read of conn already, and the rest.
-func (s *server) connect(ctx context.Context, conn net.Conn, from io.Reader, r *toolboxv1.Connect) {
+func (s *server) connect(ctx context.Context, conn net.Conn, from *bufio.Reader, r *toolboxv1.Connect) {
+	// A connection out may be waited for as long as the caller likes: that it has gone must not cost the one that comes then.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		if _, err := from.Peek(1); err != nil {
+			cancel()
+		}
+	}()
 	var far io.ReadWriteCloser
 	err := s.guard(func() (err error) {
 		far, err = s.handler.Connect(ctx, r)
@@ -31,7 +42,10 @@ func (s *server) connect(ctx context.Context, conn net.Conn, from io.Reader, r *
 	s.reply(conn, &toolboxv1.Response{Answer: &toolboxv1.Response_Connect{Connect: &toolboxv1.ConnectReply{}}})
 	conn.SetWriteDeadline(time.Time{})
 	var both sync.WaitGroup
-	both.Go(func() { send(far, from) })
+	both.Go(func() {
+		<-said
+		send(far, from)
+	})
 	_, _ = io.CopyBuffer(onlyWriter{conn}, onlyReader{far}, make([]byte, relayed)) // the end of either is how the other learns of it
 	conn.Close()
 	far.Close() // a program that reads nothing would hold the other direction, and its place, for ever

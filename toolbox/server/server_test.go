@@ -25,8 +25,13 @@ import (
 // handler answers the calls under test; all others are a nil method and panic.
 type handler struct {
 	server.Handler
-	hello  func(context.Context) (*toolboxv1.HelloReply, error)
-	attach func(context.Context, func(*toolboxv1.AttachEvent) error) error
+	hello   func(context.Context) (*toolboxv1.HelloReply, error)
+	attach  func(context.Context, func(*toolboxv1.AttachEvent) error) error
+	connect func(context.Context) (io.ReadWriteCloser, error)
+}
+
+func (h *handler) Connect(ctx context.Context, _ *toolboxv1.Connect) (io.ReadWriteCloser, error) {
+	return h.connect(ctx)
 }
 
 func (h *handler) Hello(ctx context.Context, _ *toolboxv1.Hello) (*toolboxv1.HelloReply, error) {
@@ -231,4 +236,50 @@ func TestReplyOverTheBoundIsSaid(t *testing.T) {
 		return &toolboxv1.HelloReply{Reason: strings.Repeat("x", wire.MaxMessage)}, nil
 	}}, "")
 	require.ErrorIs(t, hello(t, f), &client.Error{Code: "resource_exhausted", Reason: "too_large"})
+}
+
+// A caller that goes while it waits for a connection takes none that comes later.
+func TestWhoWaitedForAConnectionAndWent(t *testing.T) {
+	waiting, over := make(chan struct{}), make(chan error, 1)
+	f := serve(t, &handler{connect: func(ctx context.Context) (io.ReadWriteCloser, error) {
+		close(waiting)
+		<-ctx.Done()
+		over <- ctx.Err()
+		return nil, ctx.Err()
+	}}, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := f.Connect(ctx, &toolboxv1.Connect{Outgoing: true})
+		gone <- err
+	}()
+	<-waiting
+	cancel()
+	require.ErrorIs(t, <-gone, context.Canceled)
+	require.ErrorIs(t, <-over, context.Canceled)
+}
+
+// What a caller sends before it has its answer, and behind it, all comes.
+func TestBytesOfACallerThatDoesNotWait(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	release := make(chan struct{})
+	f := serve(t, &handler{connect: func(context.Context) (io.ReadWriteCloser, error) {
+		<-release
+		return far, nil
+	}}, "")
+	conn, err := f.dial(t.Context())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, wire.Write(conn, &toolboxv1.Request{Call: &toolboxv1.Request_Connect{Connect: &toolboxv1.Connect{Port: 1}}}))
+	_, err = io.WriteString(conn, "early ")
+	require.NoError(t, err)
+	close(release)
+	require.NoError(t, wire.Read(conn, &toolboxv1.Response{}))
+	_, err = io.WriteString(conn, "late")
+	require.NoError(t, err)
+	got := make([]byte, len("early late"))
+	_, err = io.ReadFull(near, got)
+	require.NoError(t, err)
+	require.Equal(t, "early late", string(got))
 }

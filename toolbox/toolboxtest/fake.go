@@ -32,6 +32,9 @@ import (
 // Fake is a toolbox whose programs run on this machine without any isolation: for argv of the test's own only. It serves
 // STATE/sandboxes/<id>/keeper.sock like a keeper.
 type Fake struct {
+	// Door is where programs would find their way out.
+	Door connect.Door
+
 	// StateDir and SandboxID are what client.KeeperDialer wants. Workspace is the directory that programs see as their own.
 	StateDir, SandboxID, Workspace string
 	// OutputCap and Hold are those of its spools.
@@ -374,10 +377,13 @@ func (f *Fake) Configure(ctx context.Context, _ *toolboxv1.Configure) (*toolboxv
 	return nil, wire.NewError("failed_precondition", "illegal_state", "the sandbox is configured by its start")
 }
 
-// Connect dials this machine's own port.
+// Connect dials this machine's own port, or waits at the fake's own door.
 func (f *Fake) Connect(ctx context.Context, r *toolboxv1.Connect) (io.ReadWriteCloser, error) {
 	if err := f.delay(ctx); err != nil {
 		return nil, err
+	}
+	if r.GetOutgoing() {
+		return f.Door.Accept(ctx)
 	}
 	return connect.Dial(ctx, r.GetPort())
 }
