@@ -82,7 +82,7 @@ func (s *Scheduler) accept(
 		CommandID: cmd.GetCommandId(), At: meta.Time, SandboxID: cmd.GetSandboxId(),
 		SessionID: c.GetSessionId(), OrgID: c.GetOrgId(), Image: c.GetImage(), Workspace: workspace, Limits: limits,
 		EnvKeys: c.GetEnvKeys(), Labels: c.GetLabels(), Placement: placement,
-		Name: c.GetName(), Region: c.GetAskedRegion(), Provider: c.GetProvider(), InstanceType: c.GetInstanceType(),
+		Name: c.GetName(), Region: c.GetAskedRegion(), Provider: c.GetProvider(), InstanceType: c.GetInstanceType(), Egress: c.GetEgress(),
 	}
 	h, err := s.record(ctx, cmd, create.Name, func(h eventlog.History) ([]envelope.Event, error) {
 		sb, err := sandbox.Fold(h)

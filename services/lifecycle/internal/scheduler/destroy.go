@@ -14,6 +14,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
 )
 
@@ -48,13 +49,23 @@ func (s *Scheduler) extend(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 // label gives a sandbox other labels. The event's id is derived from the command, so that a command which is delivered once more does not undo what
 // a later one did.
 func (s *Scheduler) label(ctx context.Context, cmd *commandsv1.SandboxCommand, labels map[string]string) (uint64, error) {
+	return s.replace(ctx, cmd, "labelled", sandbox.Label{Labels: labels})
+}
+
+// egress says where a sandbox may connect to from now on; like label.
+func (s *Scheduler) egress(ctx context.Context, cmd *commandsv1.SandboxCommand, e *eventsv1.Egress) (uint64, error) {
+	return s.replace(ctx, cmd, "egress", sandbox.SetEgress{Egress: e})
+}
+
+// replace decides something that takes the place of what was there, once for each command.
+func (s *Scheduler) replace(ctx context.Context, cmd *commandsv1.SandboxCommand, kind string, c sandbox.Command) (uint64, error) {
 	h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
 		sb, err := sandbox.Fold(h)
 		if err != nil {
 			return nil, err
 		}
-		bodies, err := sandbox.Decide(sb, sandbox.Label{Labels: labels})
-		return history.Events(s.meta(cmd), ids.Derive("labelled", cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
+		bodies, err := sandbox.Decide(sb, c)
+		return history.Events(s.meta(cmd), ids.Derive(kind, cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
 	})
 	return h.Tail().Seq, err
 }

@@ -93,6 +93,8 @@ func (s *Scheduler) Handle(ctx context.Context, m worker.Message) error {
 		seq, err = s.use(ctx, cmd)
 	case *commandsv1.SandboxCommand_Label:
 		seq, err = s.label(ctx, cmd, c.Label.GetLabels())
+	case *commandsv1.SandboxCommand_Egress:
+		seq, err = s.egress(ctx, cmd, c.Egress.GetEgress())
 	default:
 		return worker.Poison(dlq.UnknownKind())
 	}
