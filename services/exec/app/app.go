@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"time"
@@ -35,6 +37,7 @@ import (
 	"github.com/sandtrail/sandtrail/services/exec/internal/runner"
 	"github.com/sandtrail/sandtrail/services/exec/internal/settle"
 	"github.com/sandtrail/sandtrail/services/exec/internal/tunnel"
+	"github.com/sandtrail/sandtrail/services/exec/internal/wayout"
 	"github.com/sandtrail/sandtrail/toolbox/client"
 )
 
@@ -69,6 +72,10 @@ type Config struct {
 	FloodRate int64
 	// ToolboxGrace is how long a toolbox may be silent before its sandbox counts as lost (10 s).
 	ToolboxGrace time.Duration
+	// EgressResolver is the DNS server, HOST:PORT, that names are asked of which programs of sandboxes connect to; empty: those of the host.
+	EgressResolver string
+	// EgressRefuse are ranges of addresses that no sandbox may connect to, beside this host's own, the log's servers' and all that are not public.
+	EgressRefuse []string
 	// NoReceipts leaves the bucket of receipts to another instance.
 	NoReceipts bool
 }
@@ -106,8 +113,26 @@ func (c Config) Validate() error {
 	check(c.DefaultTimeout >= 0 && c.MaxTimeout >= 0 && c.StartDeadline >= 0 && c.ToolboxGrace >= 0, "DefaultTimeout, MaxTimeout, StartDeadline, ToolboxGrace", "cannot be negative")
 	check(c.MaxTimeout == 0 || c.DefaultTimeout <= c.MaxTimeout, "DefaultTimeout", "cannot be over MaxTimeout")
 	errs = append(errs, c.Quotas.Validate())
+	_, err := c.refused()
+	check(err == nil, "EgressRefuse", "must be ranges of addresses such as 8.8.8.0/24")
+	if c.EgressResolver != "" {
+		_, _, err = net.SplitHostPort(c.EgressResolver)
+		check(err == nil, "EgressResolver", "must be HOST:PORT")
+	}
 	check(c.OutputMemory >= 1<<20, "OutputMemory", "must be at least 1 MiB")
 	return errors.Join(errs...)
+}
+
+// refused are the ranges of EgressRefuse.
+func (c Config) refused() (all []netip.Prefix, err error) {
+	for _, text := range c.EgressRefuse {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // Deps are what the host of the service brings. Everything may be left out.
@@ -132,6 +157,8 @@ type App struct {
 	shares   *quota.Shares
 	files    *files.Server
 	tunnels  *tunnel.Set
+	own      *wayout.Own
+	ways     *wayout.Set
 	settler  *settle.Settler
 	receipts *receipt.Projection
 	locator  *locate.Locator
@@ -235,6 +262,15 @@ func (a *App) build(ctx context.Context) error {
 	a.receipts = receipt.New(a.log, kv)
 	a.settler = &settle.Settler{JS: a.deps.JS, Log: a.log, Relay: out, Logger: log}
 	a.tunnels = &tunnel.Set{NC: a.deps.NC, Worker: a.cfg.Worker, Log: log}
+	named, err := a.cfg.refused()
+	if err != nil {
+		return err
+	}
+	a.own = &wayout.Own{NC: a.deps.NC, Named: named, Log: log}
+	a.ways = wayout.New(wayout.Config{
+		Worker: a.cfg.Worker, JS: a.deps.JS, Events: a.log, Toolbox: a.deps.Toolbox, Log: log, Registerer: a.deps.Registry,
+		Dialer: wayout.NewDialer(a.cfg.EgressResolver, a.own.Addresses),
+	})
 	a.files = &files.Server{
 		NC: a.deps.NC, Worker: a.cfg.Worker, Owner: a.locator.Owner, Toolbox: a.deps.Toolbox, Log: log, Tracer: a.deps.Tracer.Tracer(scope),
 		Connected: a.tunnels.Open,
@@ -248,7 +284,7 @@ func (a *App) build(ctx context.Context) error {
 		OutputLimit: a.cfg.OutputLimit, ToolboxGrace: a.cfg.ToolboxGrace, Log: log, Registerer: a.deps.Registry, Tracer: a.deps.Tracer,
 	}, runner.Deps{
 		NC: a.deps.NC, JS: a.deps.JS, Log: a.log, Relay: out, Key: key, Toolbox: a.deps.Toolbox, Alive: a.alive, Sandboxes: a.sandboxes,
-		Loaded: a.locator.Note, Quotas: quota.NewBook(a.log, a.cfg.Quotas), Shares: a.shares,
+		Loaded: a.locator.Note, Quotas: quota.NewBook(a.log, a.cfg.Quotas), Shares: a.shares, Ways: a.ways.Open,
 	})
 	return nil
 }
@@ -281,6 +317,8 @@ func (a *App) Run(ctx context.Context) error {
 		}, a.runner.Handle)
 	})
 	g.Go(func() error { return a.files.Run(ctx) })
+	g.Go(func() error { return a.own.Run(ctx) })
+	g.Go(func() error { return a.ways.Run(ctx) })
 	g.Go(func() error { return a.settle(ctx) })
 	if !a.cfg.NoReceipts {
 		g.Go(func() error {

@@ -29,6 +29,8 @@ type flags struct {
 	OutputLimit        uint64            `default:"1073741824" help:"Bytes of each output stream of a command that are recorded as they come."`
 	FloodRate          int64             `help:"Bytes a second that all sandboxes which flood with output may write together while others work; 8 MiB for each CPU if not set, below 0 without a bound."`
 	Quota              map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own: execs and output_bytes count here. Give gateway, lifecycle and exec the same."`
+	EgressResolver     string            `placeholder:"HOST:PORT" help:"DNS server that is asked for what programs of sandboxes connect to. Default: those of the host."`
+	EgressRefuse       []string          `placeholder:"CIDR" help:"Addresses that no sandbox may connect to, beside this host's, the log's servers' and all that are not public: those of your own services that are."`
 	StartDeadline      time.Duration     `default:"10m" help:"How long a command waits for its sandbox to become ready."`
 }
 
@@ -37,7 +39,7 @@ func (f *flags) config() app.Config {
 		StateDir: f.State, AgentCert: f.AgentCert, AgentKey: f.AgentKey, Worker: f.Worker, SealKeyFile: f.SealKeyFile, MaxExecs: f.MaxExecs,
 		MaxExecsPerSandbox: f.MaxExecsPerSandbox, DefaultTimeout: f.DefaultTimeout, MaxTimeout: f.MaxTimeout,
 		StartDeadline: f.StartDeadline, OutputLimit: f.OutputLimit, FloodRate: f.FloodRate,
-		Quotas: tenant.ParseQuotas(f.Quota),
+		EgressResolver: f.EgressResolver, EgressRefuse: f.EgressRefuse, Quotas: tenant.ParseQuotas(f.Quota),
 	}
 }
 

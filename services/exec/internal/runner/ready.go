@@ -7,6 +7,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
 	"github.com/sandtrail/sandtrail/libs/subject"
+	"github.com/sandtrail/sandtrail/services/exec/internal/wayout"
 )
 
 // readyMost bounds the sandboxes remembered as ready; over it all are forgotten, which costs one load each.
@@ -23,7 +24,12 @@ type readiness struct {
 }
 
 // place is where a sandbox that was ready is: its worker, and which instance of a toolbox answered last, "" where none did.
-type place struct{ worker, instance string }
+type place struct {
+	worker, instance string
+	// env is what its programs find their way out by; nil: they have none. taken are the names of its environment.
+	env   map[string]string
+	taken []string
+}
 
 func newReadiness(log eventlog.Log, loaded func(sandbox.Sandbox)) *readiness {
 	if loaded == nil {
@@ -54,6 +60,17 @@ func (r *readiness) met(agg subject.Aggregate, instance string) {
 		p.instance = instance
 		r.ready[agg] = p
 	}
+}
+
+// environment is what programs of a sandbox that is known to be ready find their way out by; opened: it has one, whatever was read of it.
+func (r *readiness) environment(agg subject.Aggregate, opened bool) map[string]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.ready[agg]
+	if p.env == nil && opened {
+		return wayout.Environment(p.taken)
+	}
+	return p.env
 }
 
 func (r *readiness) forget(agg subject.Aggregate) {
@@ -91,7 +108,11 @@ func (r *readiness) take(agg subject.Aggregate, h eventlog.History, err error) (
 		if len(r.ready) >= readyMost {
 			clear(r.ready)
 		}
-		r.ready[agg] = place{worker: s.Worker, instance: before.instance}
+		p := place{worker: s.Worker, instance: before.instance, taken: s.EnvKeys}
+		if s.Egress != nil {
+			p.env = wayout.Environment(s.EnvKeys)
+		}
+		r.ready[agg] = p
 	}
 	return s, nil
 }

@@ -125,6 +125,8 @@ type Deps struct {
 	Shares *quota.Shares
 	// Loaded is told of each sandbox that was read from the log; nil: nobody.
 	Loaded func(sandbox.Sandbox)
+	// Ways says whether a sandbox got a way out behind what the runner has read of it; nil: none does.
+	Ways func(sandbox string) bool
 }
 
 // Runner runs the execs of one worker.

@@ -201,8 +201,22 @@ func (x *run) startOnce(ctx context.Context, cmd *commandsv1.ExecCommand, fresh 
 		return err
 	}
 	req.Instance = instance
+	x.wayOut(req)
 	_, err = box.Start(ctx, req)
 	return err
+}
+
+// wayOut tells a program where its sandbox's way out begins, unless it was told something else.
+func (x *run) wayOut(req *toolboxv1.Start) {
+	opened := x.r.deps.Ways != nil && x.r.deps.Ways(x.agg.Sandbox)
+	for name, value := range x.r.ready.environment(x.box(), opened) {
+		if req.Env == nil {
+			req.Env = map[string]string{}
+		}
+		if _, told := req.Env[name]; !told {
+			req.Env[name] = value
+		}
+	}
 }
 
 func orElse(err, otherwise error) error {
