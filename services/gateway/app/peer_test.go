@@ -177,6 +177,9 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	if c.GetLabel() != nil {
 		return do(c.GetCommandId(), sandbox.Label{Labels: c.GetLabel().GetLabels()})
 	}
+	if c.GetEgress() != nil {
+		return do(c.GetCommandId(), sandbox.SetEgress{Egress: c.GetEgress().GetEgress()})
+	}
 	if c.GetStop() != nil || c.GetStart() != nil {
 		return p.turn(c, do)
 	}
@@ -209,7 +212,7 @@ func (p *peer) sandboxCommand(c *commandsv1.SandboxCommand) error {
 	}
 	err := do(c.GetCommandId(), sandbox.Create{
 		CommandID: c.GetCommandId(), At: time.Now(), SandboxID: c.GetSandboxId(), SessionID: req.GetSessionId(), OrgID: req.GetOrgId(),
-		Image: req.GetImage(), Workspace: req.GetWorkspace(), Limits: req.GetLimits(), EnvKeys: req.GetEnvKeys(), Labels: req.GetLabels(),
+		Image: req.GetImage(), Workspace: req.GetWorkspace(), Limits: req.GetLimits(), EnvKeys: req.GetEnvKeys(), Egress: req.GetEgress(), Labels: req.GetLabels(),
 		Placement: &eventsv1.Placement{Worker: natstest.Worker}, Name: req.GetName(), Region: req.GetAskedRegion(), Provider: req.GetProvider(),
 		InstanceType: req.GetInstanceType(),
 	})

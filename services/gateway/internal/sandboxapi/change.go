@@ -16,13 +16,14 @@ import (
 
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/edge"
+	"github.com/sandtrail/sandtrail/services/gateway/internal/usecase"
 )
 
 // maxChange is the most bytes of a change: 32 labels of 63 and 128 characters, in which JSON escapes every byte, and the rest.
 const maxChange = 64 << 10
 
-// change gives a sandbox more time, from now on, and other labels, and answers the record. What the body does not name, or has null for, stays as
-// it is. Both are checked before either is done. A body that is repeated asks for the time once more.
+// change gives a sandbox more time, from now on, other labels and another egress, and answers the record. What the body does not name, or has null
+// for, stays as it is. All is checked before anything is done. A body that is repeated asks for the time once more.
 func (c *call) change() error {
 	id, err := c.box()
 	if err != nil {
@@ -32,11 +33,11 @@ func (c *call) change() error {
 	if err != nil {
 		return err
 	}
-	more, labels, err := c.wanted(fields)
+	wanted, err := c.wanted(fields)
 	if err != nil {
 		return err
 	}
-	s, err := c.use.Change(c.ctx, c.p, id, more, labels)
+	s, err := c.use.Change(c.ctx, c.p, id, wanted)
 	if err != nil {
 		return rename(err)
 	}
@@ -48,10 +49,11 @@ func (c *call) change() error {
 }
 
 // changeable are the fields of a change.
-var changeable = []string{"ttl_seconds", "labels"}
+var changeable = []string{"ttl_seconds", "labels", "egress"}
 
-// wanted reads a change: how much time, 0 for no other, and which labels, nil for no others.
-func (c *call) wanted(fields map[string]json.RawMessage) (more time.Duration, labels map[string]string, err error) {
+// wanted reads a change.
+func (c *call) wanted(fields map[string]json.RawMessage) (usecase.Changes, error) {
+	var out usecase.Changes
 	bad := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		if !slices.Contains(changeable, name) {
@@ -63,24 +65,27 @@ func (c *call) wanted(fields map[string]json.RawMessage) (more time.Duration, la
 		if err != nil || seconds < 1 || seconds > math.MaxInt32 {
 			bad["ttl_seconds"] = "must be a number of seconds over 0: how long it is to live from now on, at least"
 		}
-		more = time.Duration(seconds) * time.Second
+		out.More = time.Duration(seconds) * time.Second
+	}
+	if v, given := fields["egress"]; given {
+		out.Egress = wantedEgress(v, bad)
 	}
 	if v, given := fields["labels"]; given {
 		all := map[string]*string{}
 		if json.Unmarshal(v, &all) != nil {
 			bad["labels"] = "must be an object of strings"
 		}
-		labels = map[string]string{}
+		out.Labels = map[string]string{}
 		for name, value := range all {
 			if value == nil {
 				bad[fmt.Sprintf("labels[%q]", name)] = "must be a string; leave out what is not to be there"
 				continue
 			}
-			labels[name] = *value
+			out.Labels[name] = *value
 		}
-		broken, err := c.Violations(&computev1.CreateSandboxRequest{Labels: labels})
+		broken, err := c.Violations(&computev1.CreateSandboxRequest{Labels: out.Labels})
 		if err != nil {
-			return 0, nil, err
+			return out, err
 		}
 		for path, what := range broken {
 			if strings.HasPrefix(path, "labels") {
@@ -88,7 +93,7 @@ func (c *call) wanted(fields map[string]json.RawMessage) (more time.Duration, la
 			}
 		}
 	}
-	return more, labels, invalid(bad)
+	return out, invalid(bad)
 }
 
 // fields are those of a JSON body of most bytes, without those that are null. An empty body has none.

@@ -97,6 +97,8 @@ func words(e envelope.Recorded) string {
 		return "may live until " + b.GetExpiresAt().AsTime().UTC().Format(time.RFC3339) + ", said " + clean(e.Actor)
 	case *eventsv1.SandboxLabelled:
 		return fmt.Sprintf("has %d labels now, said %s", len(b.GetLabels()), clean(e.Actor))
+	case *eventsv1.SandboxEgressSet:
+		return fmt.Sprintf("egress has %d rules now, said %s", len(b.GetEgress().GetAllow()), clean(e.Actor))
 	case *eventsv1.SandboxSnapshotting:
 		return "snapshot " + clean(b.GetImage()) + " begun, said " + clean(e.Actor)
 	case *eventsv1.SandboxSnapshotted:

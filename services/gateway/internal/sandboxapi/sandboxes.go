@@ -86,6 +86,8 @@ type record struct {
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
 	// IdleTimeoutSeconds is for how long nothing may be done with it; 0: for as long as it lives.
 	IdleTimeoutSeconds int64 `json:"idle_timeout_seconds,omitempty"`
+	// Egress is where its programs may connect to; none: nowhere.
+	Egress *egressRules `json:"egress,omitempty"`
 }
 
 func shown(s sandbox.Sandbox) record {
@@ -96,7 +98,7 @@ func shown(s sandbox.Sandbox) record {
 		TTLSeconds: int64(life(s) / time.Second),
 		PoderID:    s.Worker, ContainerID: s.Hostname, Arch: "amd64", OS: "linux", Labels: s.Labels, CreatedAt: s.CreatedAt,
 		LastActivity: latest(s.CreatedAt, s.ReadyAt, s.RunningSince, s.EndedAt), Placement: r.GetPlacement().GetReasons(),
-		IdleTimeoutSeconds: int64(s.IdleTimeout() / time.Second),
+		IdleTimeoutSeconds: int64(s.IdleTimeout() / time.Second), Egress: shownEgress(s.Egress),
 	}
 	if out.Labels == nil {
 		out.Labels = map[string]string{}
@@ -152,6 +154,8 @@ type creation struct {
 	IdleTimeoutSeconds int64 `json:"idle_timeout_seconds"`
 	// WorkerLabels are what the labels of its worker must say.
 	WorkerLabels map[string]string `json:"worker_labels"`
+	// Egress is where its programs may connect to; none: nowhere.
+	Egress *egressRules `json:"egress"`
 }
 
 // created is the answer to a create.
@@ -248,6 +252,9 @@ func (c *call) request(b creation) (*computev1.CreateSandboxRequest, usecase.Wis
 		}
 	}
 	w := usecase.Wish{Name: b.Name, Region: b.Region, Provider: b.ProviderType, InstanceType: b.InstanceType, WorkerLabels: b.WorkerLabels}
+	if b.Egress != nil {
+		w.Egress = b.Egress.read(bad)
+	}
 	if b.Region != local {
 		w.InRegion = b.Region
 	}

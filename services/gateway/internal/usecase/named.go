@@ -18,6 +18,7 @@ import (
 	"github.com/sandtrail/sandtrail/libs/topology"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	computev1 "github.com/sandtrail/sandtrail/proto/gen/go/compute/v1"
+	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
 	"github.com/sandtrail/sandtrail/services/gateway/internal/principal"
 )
 
@@ -30,6 +31,8 @@ type Wish struct {
 	// InRegion, OnProvider, OnWorker and WorkerLabels narrow the placement; empty: anywhere.
 	InRegion, OnProvider, OnWorker string
 	WorkerLabels                   map[string]string
+	// Egress is where its programs may connect to; nil: nowhere.
+	Egress *eventsv1.Egress
 }
 
 // CreateNamed is Create for a sandbox with a name. One that another sandbox of the tenant has is fault.Conflict with ReasonNameTaken.
@@ -47,6 +50,7 @@ func (u *UseCases) CreateNamed(ctx context.Context, p principal.Principal, key s
 	}
 	create.Name, create.AskedRegion, create.Provider, create.InstanceType = w.Name, w.Region, w.Provider, w.InstanceType
 	create.Region, create.OnProvider, create.Worker, create.WorkerLabels = w.InRegion, w.OnProvider, w.OnWorker, w.WorkerLabels
+	create.Egress = w.Egress
 	s, err := u.ordered(ctx, p, tenant, "CreateNamedSandbox", key, proto.CloneOf(create), create, req.GetEnvVars())
 	if err == nil && s.Name != w.Name {
 		err = fault.New(fault.Unavailable, fault.ReasonConflict, "the scheduler is older than names; the sandbox "+s.ID+" was made without one").
