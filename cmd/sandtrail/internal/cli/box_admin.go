@@ -24,6 +24,8 @@ type Update struct {
 	TTL      duration `name:"ttl" placeholder:"SECONDS" help:"How long it is to live from now on, at least, in seconds or as 1h30m. Its time never gets shorter."`
 	Label    []string `short:"l" sep:"none" placeholder:"K=V" help:"Its labels from now on: those that are not given are gone."`
 	NoLabels bool     `name:"no-labels" help:"Take all labels from it."`
+	Egress   []string `sep:"none" placeholder:"RULE" help:"Where its programs may connect to from now on, as create has it: rules that are not given are gone."`
+	NoEgress bool     `name:"no-egress" help:"Let its programs connect to nothing from now on."`
 }
 
 // Run changes what is given and shows the sandbox.
@@ -47,8 +49,18 @@ func (u *Update) Run(e *Env) error {
 		}
 		body["labels"] = all
 	}
+	switch {
+	case u.NoEgress && len(u.Egress) > 0:
+		return usagef("--no-egress and --egress exclude each other")
+	case u.NoEgress || len(u.Egress) > 0:
+		rules, err := egress(u.Egress)
+		if err != nil {
+			return err
+		}
+		body["egress"] = rules
+	}
 	if len(body) == 0 {
-		return usagef("there is nothing to change: give --ttl, --label or --no-labels")
+		return usagef("there is nothing to change: give --ttl, --label, --no-labels, --egress or --no-egress")
 	}
 	ctx, api, done, err := u.connect(e, callTimeout)
 	if err != nil {
@@ -59,7 +71,9 @@ func (u *Update) Run(e *Env) error {
 	if err := api.JSON(ctx, http.MethodPatch, named.Box(u.Name), nil, body, &answer); err != nil {
 		return err
 	}
-	return u.show(e.Stdout, answer, func(w io.Writer) error { return fieldsOf(w, answer, []string{"name", "state", "expires_at", "labels"}) })
+	return u.show(e.Stdout, answer, func(w io.Writer) error {
+		return fieldsOf(w, answer, []string{"name", "state", "expires_at", "labels", "egress"})
+	})
 }
 
 // Token is `sandtrail token`.

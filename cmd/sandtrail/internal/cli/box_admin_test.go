@@ -120,6 +120,34 @@ func TestANamedCreateMayAskForATimeOfIdleness(t *testing.T) {
 	require.InDelta(t, 600, got()[0].body["idle_timeout_seconds"], 0)
 }
 
+func TestEgressRules(t *testing.T) {
+	got := serving(t, map[string]string{
+		"POST /api/v1/sandboxes": `{"job_id":"create-1","status":"PENDING"}`, "PATCH /api/v1/sandboxes/demo": `{"name":"demo","egress":{"allow":[]}}`,
+	})
+	rule := func(name, value string, ports ...any) map[string]any {
+		r := map[string]any{name: value}
+		if len(ports) > 0 {
+			r["ports"] = ports
+		}
+		return r
+	}
+	r := runCLI(nil, nil, "create", "demo", "--no-wait", "--egress", "a.example", "--egress", "*.b.example:443,8443", "--egress", "1.2.3.0/24:22", "--egress", "2606::/32",
+		"--egress", "[2607::/32]:53")
+	require.Equal(t, 0, r.code, r.stderr)
+	require.Equal(t, map[string]any{"allow": []any{
+		rule("host", "a.example"), rule("host", "*.b.example", 443.0, 8443.0), rule("cidr", "1.2.3.0/24", 22.0), rule("cidr", "2606::/32"), rule("cidr", "2607::/32", 53.0),
+	}}, got()[0].body["egress"])
+	require.Equal(t, 0, runCLI(nil, nil, "update", "demo", "--egress", "c.example").code)
+	require.Equal(t, map[string]any{"egress": map[string]any{"allow": []any{rule("host", "c.example")}}}, got()[0].body)
+	require.Equal(t, 0, runCLI(nil, nil, "update", "demo", "--no-egress").code)
+	require.Equal(t, map[string]any{"egress": map[string]any{"allow": []any{}}}, got()[0].body)
+	for _, bad := range [][]string{{"--egress", "a.example:"}, {"--egress", "a.example:0"}, {"--egress", "a.example:https"}, {"--egress", "a.example", "--no-egress"}} {
+		require.Equal(t, cli.ExitUsage, runCLI(nil, nil, append([]string{"update", "demo"}, bad...)...).code, "%v", bad)
+	}
+	require.Empty(t, got())
+	require.Equal(t, cli.ExitUsage, runCLI(nil, nil, "create", "--egress", "a.example").code, "only with a name")
+}
+
 func TestASnapshotPrintsTheNameOfItsImage(t *testing.T) {
 	got := serving(t, map[string]string{"POST /api/v1/sandboxes/demo/snapshot": `{"image":"mine:1","digest":"sha256:d","status":"COMPLETED"}`})
 	r := runCLI(nil, nil, "snapshot", "demo", "--image", "mine:1")

@@ -63,6 +63,11 @@ func (c *Create) createNamed(e *Env) error {
 	if c.IdleTimeout != 0 {
 		body["idle_timeout_seconds"] = int64(math.Ceil(c.IdleTimeout.Seconds()))
 	}
+	if len(c.Egress) > 0 {
+		if body["egress"], err = egress(c.Egress); err != nil {
+			return err
+		}
+	}
 	ctx, api, done, err := c.remote().connect(e, c.Timeout)
 	if err != nil {
 		return err
@@ -167,7 +172,7 @@ type Get struct {
 func (g *Get) Run(e *Env) error {
 	return g.shown(e, &g.Format, named.Box(g.Name), []string{
 		"name", "id", "state", "error_message", "poder_id", "placement_reasons", "region", "provider_type", "instance_type", "image_id", "ip", "arch", "os", "os_version", "owner",
-		"ttl_seconds", "idle_timeout_seconds", "expires_at", "created_at", "last_activity", "labels",
+		"ttl_seconds", "idle_timeout_seconds", "expires_at", "created_at", "last_activity", "labels", "egress",
 	})
 }
 

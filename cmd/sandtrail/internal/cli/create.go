@@ -38,6 +38,7 @@ type Create struct {
 	WorkerLabel  []string `placeholder:"NAME=VALUE" sep:"none" group:"With a name" help:"What the labels of its worker must say; may be repeated."`
 	InstanceType string   `placeholder:"NAME" group:"With a name" help:"Recorded, and of no meaning here."`
 	TTL          uint32   `name:"ttl" placeholder:"SECONDS" group:"With a name" help:"How long it may live, from now on."`
+	Egress       []string `sep:"none" placeholder:"RULE" group:"With a name" help:"Where its programs may connect to: NAME, *.NAME or ADDRESS/BITS, with :PORT,PORT where it is not 80 and 443. May be repeated; without any: nowhere."`
 	NoWait       bool     `group:"With a name" help:"Print the job and do not wait until it is up."`
 }
 
@@ -97,6 +98,9 @@ func (c *Create) Run(e *Env) error {
 	req, err := c.request()
 	if err != nil {
 		return err
+	}
+	if len(c.Egress) > 0 {
+		return usagef("--egress is for sandboxes with a name")
 	}
 	ctx, api, done, err := c.connect(e, c.Timeout)
 	if err != nil {

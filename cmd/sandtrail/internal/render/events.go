@@ -88,6 +88,10 @@ func happened(body proto.Message) string {
 		return "may live until " + Time(b.GetExpiresAt())
 	case *eventsv1.SandboxUsed:
 		return "counts as in use until " + Time(b.GetUntil())
+	case *eventsv1.SandboxEgressSet:
+		return fmt.Sprintf("may connect to what %d rules allow", len(b.GetEgress().GetAllow()))
+	case *eventsv1.EgressDecided:
+		return connections(b)
 	case *eventsv1.SandboxSnapshotting:
 		return "snapshot " + b.GetImage() + " begun"
 	case *eventsv1.SandboxSnapshotted:
@@ -125,6 +129,29 @@ func happened(body proto.Message) string {
 	default:
 		return execHappened(body)
 	}
+}
+
+// maxPlaces bounds how many of the places that were asked for an event shows.
+const maxPlaces = 3
+
+func connections(b *eventsv1.EgressDecided) string {
+	allowed, refused := b.GetMoreAllowed(), b.GetMoreRefused()
+	var shown []string
+	for _, d := range b.GetDecisions() {
+		if d.GetAllowed() {
+			allowed += d.GetCount()
+			continue
+		}
+		refused += d.GetCount()
+		if len(shown) < maxPlaces {
+			shown = append(shown, fmt.Sprintf("%s:%d (%s)", d.GetHost(), d.GetPort(), d.GetReason()))
+		}
+	}
+	text := fmt.Sprintf("%d connections allowed, %d refused", allowed, refused)
+	if len(shown) > 0 {
+		text += ": " + strings.Join(shown, ", ")
+	}
+	return text
 }
 
 func tested(b *eventsv1.WebhookTested) string {

@@ -285,7 +285,10 @@ func (s *stack) services(ctx context.Context, g *errgroup.Group, u *Up) error {
 	if err != nil {
 		return err
 	}
-	run, err := exec.New(ctx, exec.Config{StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey(), Quotas: tenant.ParseQuotas(u.Quota)}, exec.Deps{
+	run, err := exec.New(ctx, exec.Config{
+		StateDir: s.State, Worker: worker, SealKeyFile: s.sealKey(), Quotas: tenant.ParseQuotas(u.Quota),
+		EgressResolver: u.EgressResolver, EgressRefuse: u.EgressRefuse,
+	}, exec.Deps{
 		NC: conns["exec"], JS: js, Log: s.log("exec"), Registry: s.tel.Registry, Tracer: s.tracer("exec"), Topology: s.topology,
 	})
 	if err != nil {

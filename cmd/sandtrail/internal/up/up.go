@@ -42,6 +42,8 @@ type Up struct {
 	RequireKeys    bool              `help:"No development mode: every call needs an API key, of the file or of the log (sandtrail key create)."`
 	WebhookPrivate bool              `help:"Allow webhooks at addresses that are not public, and plain HTTP."`
 	Quota          map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own, such as sandboxes=20 or creates_per_minute=60; may be repeated."`
+	EgressResolver string            `placeholder:"HOST:PORT" help:"DNS server that is asked for what programs of sandboxes connect to. Default: those of the host."`
+	EgressRefuse   []string          `placeholder:"CIDR" help:"Addresses that no sandbox may connect to, beside this host's and all that are not public."`
 	gateway.EdgeFlags
 	PrepareOnly bool `help:"Get what is missing and end."`
 }

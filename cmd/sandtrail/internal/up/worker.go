@@ -44,10 +44,12 @@ type Worker struct {
 	MaxCPUMillis uint64            `name:"max-cpu-millis" env:"SANDTRAIL_MAX_CPU_MILLIS" help:"The most millicores that one sandbox may have here. Default: all that the host has."`
 	MaxMemory    uint64            `name:"max-memory-bytes" env:"SANDTRAIL_MAX_MEMORY_BYTES" help:"The most memory that one sandbox may have here. Default: all that the host has."`
 
-	Quota         map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own; may be repeated. Give each worker what up, or gateway and lifecycle, were given."`
-	StartDeadline time.Duration     `default:"5m" env:"SANDTRAIL_START_DEADLINE" help:"How long a create may take."`
-	KeepWorkspace time.Duration     `default:"24h" env:"SANDTRAIL_KEEP_WORKSPACE" help:"How long the workspace of a destroyed sandbox stays."`
-	OrphanGrace   time.Duration     `default:"2m" env:"SANDTRAIL_ORPHAN_GRACE" help:"How long something that runs here and that the log does not know is left alone."`
+	Quota          map[string]uint64 `placeholder:"NAME=N" help:"Quotas of tenants that have none of their own; may be repeated. Give each worker what up, or gateway and lifecycle, were given."`
+	EgressResolver string            `env:"SANDTRAIL_EGRESS_RESOLVER" placeholder:"HOST:PORT" help:"DNS server that is asked for what programs of sandboxes connect to. Default: those of the host."`
+	EgressRefuse   []string          `env:"SANDTRAIL_EGRESS_REFUSE" placeholder:"CIDR" help:"Addresses that no sandbox may connect to, beside this host's, the log's servers' and all that are not public: those of your own services that are."`
+	StartDeadline  time.Duration     `default:"5m" env:"SANDTRAIL_START_DEADLINE" help:"How long a create may take."`
+	KeepWorkspace  time.Duration     `default:"24h" env:"SANDTRAIL_KEEP_WORKSPACE" help:"How long the workspace of a destroyed sandbox stays."`
+	OrphanGrace    time.Duration     `default:"2m" env:"SANDTRAIL_ORPHAN_GRACE" help:"How long something that runs here and that the log does not know is left alone."`
 
 	Ops       string `env:"SANDTRAIL_OPS" placeholder:"ADDR" help:"Address for health and metrics (none unless set: nothing listens)."`
 	OTLP      string `name:"otlp-endpoint" env:"SANDTRAIL_OTLP_ENDPOINT" help:"OTLP endpoint for traces (none unless set)."`
@@ -160,7 +162,10 @@ func (w *Worker) join(ctx context.Context, h chassis.Host, p *progress) (_ *join
 	if err != nil {
 		return nil, fmt.Errorf("open JetStream: %w", err)
 	}
-	j.run, err = exec.New(ctx, exec.Config{StateDir: w.State, Worker: w.Name, SealKeyFile: w.SealKeyFile, Quotas: tenant.ParseQuotas(w.Quota)}, exec.Deps{
+	j.run, err = exec.New(ctx, exec.Config{
+		StateDir: w.State, Worker: w.Name, SealKeyFile: w.SealKeyFile, Quotas: tenant.ParseQuotas(w.Quota),
+		EgressResolver: w.EgressResolver, EgressRefuse: w.EgressRefuse,
+	}, exec.Deps{
 		NC: nc, JS: js, Log: h.Log.With("part", "exec"), Registry: h.Registry, Tracer: h.Tracer, Topology: own,
 	})
 	if err != nil {
