@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Says what a host lacks that tests and `up` need, and installs it where apt-get and root allow. Needs nothing on a usual Debian.
 set -euo pipefail
-declare -A package=([mkfs.ext4]=e2fsprogs [dpkg-deb]=dpkg [npm]=npm [jq]=jq [curl]=curl [git]=git [python3]=python3 [tmux]=tmux)
+declare -A package=([mkfs.ext4]=e2fsprogs [dpkg-deb]=dpkg [npm]=npm [jq]=jq [curl]=curl [git]=git [python3]=python3 [tmux]=tmux [ip]=iproute2 [nsenter]=util-linux)
 missing=()
 for program in "${!package[@]}"; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${package[$program]}")

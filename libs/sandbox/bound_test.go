@@ -22,7 +22,8 @@ func longLived(t *testing.T, more ...sandbox.Command) sandbox.Sandbox {
 			CommandID: "c", At: start, SandboxID: sandboxID, Image: "i", Placement: &eventsv1.Placement{Worker: "w1"},
 			Limits: &eventsv1.Limits{IdleTimeoutMs: 10_000, MaxRuntimeMs: uint64((365 * 24 * time.Hour).Milliseconds())},
 		},
-		sandbox.Start{Worker: "w1", Attempt: 1}, sandbox.MarkReady{Worker: "w1", RuntimeID: "r"},
+		sandbox.Start{Worker: "w1", Attempt: 1},
+		sandbox.MarkReady{Worker: "w1", RuntimeID: "r"},
 	}, more...) {
 		s = behind(t, s, start, c)
 	}

@@ -126,9 +126,9 @@ func TestTheInternet(t *testing.T) {
 	ip(t, "link", "set", "net0", "up")
 	w := &wide{}
 	w.serve(t)
-	fmt.Println("internet: ready")
+	fmt.Fprintln(os.Stdout, "internet: ready")
 	for lines.Scan() {
-		fmt.Printf("internet: met %d inside, holds %d, asked for: %s\n", w.inside.Load(), w.held.Load(), w.asked())
+		fmt.Fprintf(os.Stdout, "internet: met %d inside, holds %d, asked for: %s\n", w.inside.Load(), w.held.Load(), w.asked())
 	}
 }
 
