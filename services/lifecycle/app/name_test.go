@@ -66,9 +66,9 @@ func TestACreateMayNameItsWorkerOrRegion(t *testing.T) {
 	w := newWorld(t)
 	w.start()
 	for want, change := range map[string]func(*commandsv1.CreateSandbox){
-		"":                                func(c *commandsv1.CreateSandbox) { c.Worker = "w1" },
-		"asked for: region \"mars\"":      func(c *commandsv1.CreateSandbox) { c.Region = "mars" },
-		"asked for: worker \"elsewhere\"": func(c *commandsv1.CreateSandbox) { c.Worker = "elsewhere" },
+		"":                             func(c *commandsv1.CreateSandbox) { c.Worker = "w1" },
+		"not \"mars\"":                 func(c *commandsv1.CreateSandbox) { c.Region = "mars" },
+		"not the worker \"elsewhere\"": func(c *commandsv1.CreateSandbox) { c.Worker = "elsewhere" },
 	} {
 		cmd := createCommand(ids.New(), nil)
 		change(cmd.GetCreate())
