@@ -27,6 +27,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	} {
 		m.decisions.WithLabelValues(reason) // so that the first one is an increase
 	}
+	for _, direction := range []string{"out", "in"} {
+		m.bytes.WithLabelValues(direction)
+	}
 	if reg == nil {
 		return m
 	}
