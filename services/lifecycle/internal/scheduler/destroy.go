@@ -6,12 +6,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/sandtrail/sandtrail/libs/envelope"
-	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
-	"github.com/sandtrail/sandtrail/libs/subject"
 	"github.com/sandtrail/sandtrail/libs/telemetry"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	eventsv1 "github.com/sandtrail/sandtrail/proto/gen/go/events/v1"
@@ -46,28 +43,16 @@ func (s *Scheduler) extend(ctx context.Context, cmd *commandsv1.SandboxCommand, 
 	return sb.Seq, err
 }
 
-// label gives a sandbox other labels. The event's id is derived from the command, so that a command which is delivered once more does not undo what
-// a later one did.
+// label gives a sandbox other labels.
 func (s *Scheduler) label(ctx context.Context, cmd *commandsv1.SandboxCommand, labels map[string]string) (uint64, error) {
-	return s.replace(ctx, cmd, "labelled", sandbox.Label{Labels: labels})
+	sb, err := s.once(ctx, cmd, "labelled", sandbox.Label{Labels: labels})
+	return sb.Seq, err
 }
 
-// egress says where a sandbox may connect to from now on; like label.
+// egress says where a sandbox may connect to from now on.
 func (s *Scheduler) egress(ctx context.Context, cmd *commandsv1.SandboxCommand, e *eventsv1.Egress) (uint64, error) {
-	return s.replace(ctx, cmd, "egress", sandbox.SetEgress{Egress: e})
-}
-
-// replace decides something that takes the place of what was there, once for each command.
-func (s *Scheduler) replace(ctx context.Context, cmd *commandsv1.SandboxCommand, kind string, c sandbox.Command) (uint64, error) {
-	h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
-		sb, err := sandbox.Fold(h)
-		if err != nil {
-			return nil, err
-		}
-		bodies, err := sandbox.Decide(sb, c)
-		return history.Events(s.meta(cmd), ids.Derive(kind, cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
-	})
-	return h.Tail().Seq, err
+	sb, err := s.once(ctx, cmd, "egress", sandbox.SetEgress{Egress: e})
+	return sb.Seq, err
 }
 
 // use records that a sandbox is in use, before it is. Whether that comes before its end or behind is decided by the order in the log, and told.

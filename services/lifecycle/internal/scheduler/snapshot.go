@@ -4,12 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/sandtrail/sandtrail/libs/envelope"
-	"github.com/sandtrail/sandtrail/libs/eventlog"
 	"github.com/sandtrail/sandtrail/libs/fault"
 	"github.com/sandtrail/sandtrail/libs/ids"
 	"github.com/sandtrail/sandtrail/libs/sandbox"
-	"github.com/sandtrail/sandtrail/libs/subject"
 	commandsv1 "github.com/sandtrail/sandtrail/proto/gen/go/commands/v1"
 	"github.com/sandtrail/sandtrail/services/lifecycle/internal/history"
 )
@@ -28,21 +25,11 @@ func (s *Scheduler) snapshot(ctx context.Context, cmd *commandsv1.SandboxCommand
 		if err := s.snapshots(ctx, sb); err != nil {
 			return sb.Seq, err
 		}
-		// The event's id is derived from the command: delivered once more behind a later one it asks for nothing.
-		h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(sb.Tenant, sb.ID), func(h eventlog.History) ([]envelope.Event, error) {
-			now, err := sandbox.Fold(h)
-			if err != nil {
-				return nil, err
-			}
-			bodies, err := sandbox.Decide(now, take)
-			return history.Events(s.meta(cmd), ids.Derive("snapshotting", cmd.GetCommandId()), sb.Tenant, bodies...), err
-		})
+		now, err := s.once(ctx, cmd, "snapshotting", take)
 		if err != nil {
 			return sb.Seq, err
 		}
-		if sb, err = sandbox.Fold(h); err != nil {
-			return sb.Seq, err
-		}
+		sb = now
 	}
 	if !sb.Snapshot.Pending() || sb.Ending() {
 		return sb.Seq, nil

@@ -41,8 +41,8 @@ func (s *Scheduler) stop(ctx context.Context, cmd *commandsv1.SandboxCommand) (u
 	})
 }
 
-// once records what a command asks for. The event's id is derived from the command: delivered once more behind another stop or start it is done
-// already, and undoes nothing.
+// once records what a command asks for, and gives the sandbox behind it, also where it was refused. The event's id is derived from the command:
+// delivered once more behind another one that undid it, it is done already, and undoes nothing.
 func (s *Scheduler) once(ctx context.Context, cmd *commandsv1.SandboxCommand, what string, c sandbox.Command) (sandbox.Sandbox, error) {
 	h, err := eventlog.Execute(ctx, s.events, subject.Sandbox(cmd.GetTenantId(), cmd.GetSandboxId()), func(h eventlog.History) ([]envelope.Event, error) {
 		sb, err := sandbox.Fold(h)
@@ -52,10 +52,11 @@ func (s *Scheduler) once(ctx context.Context, cmd *commandsv1.SandboxCommand, wh
 		bodies, err := sandbox.Decide(sb, c)
 		return history.Events(s.meta(cmd), ids.Derive(what, cmd.GetCommandId()), cmd.GetTenantId(), bodies...), err
 	})
-	if err != nil {
-		return sandbox.Sandbox{}, err
+	sb, unread := sandbox.Fold(h)
+	if err == nil {
+		err = unread
 	}
-	return sandbox.Fold(h)
+	return sb, err
 }
 
 // stops is the worker of a sandbox, where it was heard of lately and keeps what is stopped.
