@@ -46,16 +46,22 @@ func (n NATS) Validate() error {
 	for _, f := range []struct{ flag, path string }{
 		{"nats-creds", n.Creds}, {"nats-nkey", n.Nkey}, {"nats-token", n.Token}, {"nats-ca", n.CA}, {"nats-cert", n.Cert}, {"nats-key", n.Key},
 	} {
-		if f.path == "" {
-			continue
-		}
-		if r, err := os.Open(f.path); err != nil {
-			errs = append(errs, fmt.Errorf("--%s: %w", f.flag, err))
-		} else {
-			_ = r.Close()
-		}
+		errs = append(errs, Readable(f.flag, f.path))
 	}
 	return errors.Join(errs...)
+}
+
+// Readable is why the file that a flag names cannot be read; nil also where it names none.
+func Readable(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	r, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	_ = r.Close()
+	return nil
 }
 
 // Options for a connection of a role, by name the one whose inbox is used where none is set. They hold for connections made anew too; an

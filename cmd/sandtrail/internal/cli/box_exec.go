@@ -86,13 +86,15 @@ func (x *Execute) Run(e *Env) error {
 		return err
 	}
 	exit, err := api.Run(ctx, x.Name, cmd, e.Stdout, e.Stderr, func(said string) { e.warn("%s", render.Clean(said)) })
-	switch {
-	case err != nil:
+	return endedWith(exit, err)
+}
+
+// endedWith ends this program as an exec has ended, where that is known.
+func endedWith(exit int, err error) error {
+	if err != nil || exit == 0 {
 		return err
-	case exit != 0:
-		return exitError(exit)
 	}
-	return nil
+	return exitError(exit)
 }
 
 // piped reports whether something may be read from stdin without a person typing it: a pipe or a file, and no device.

@@ -112,11 +112,5 @@ func (a *Attach) Run(e *Env) error {
 		}()
 	}
 	exit, err := api.Attach(ctx, a.Name, a.Exec, a.After, e.Stdout, e.Stderr, func(said string) { e.warn("%s", render.Clean(said)) })
-	switch {
-	case err != nil:
-		return err
-	case exit != 0:
-		return exitError(exit)
-	}
-	return nil
+	return endedWith(exit, err)
 }

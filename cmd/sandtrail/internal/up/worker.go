@@ -87,14 +87,7 @@ func (w *Worker) flags() chassis.Flags {
 func (w *Worker) Mistakes() error {
 	errs := []error{w.lifecycleConfig().Validate()}
 	for _, f := range []struct{ flag, path string }{{"seal-key-file", w.SealKeyFile}, {"runsc", w.Runsc}, {"toolbox", w.Toolbox}} {
-		if f.path == "" {
-			continue
-		}
-		if r, err := os.Open(f.path); err != nil {
-			errs = append(errs, fmt.Errorf("--%s: %w", f.flag, err))
-		} else {
-			_ = r.Close()
-		}
+		errs = append(errs, credential.Readable(f.flag, f.path))
 	}
 	return errors.Join(errs...)
 }
